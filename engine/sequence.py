@@ -1,0 +1,54 @@
+"""What a request is inside a node: tokens, and how to continue them.
+
+    wire Sequence --servicer--> GenerationSpec --engine--> rows of a step, sampled tokens
+
+Values only; the engine's mutable state of a running sequence is in engine/scheduler.py.
+"""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How the next token is drawn from its logits. temperature 0 is greedy; top_k 0 keeps all."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopConditions:
+    """When a choice ends. max_tokens counts from the end of the prompt.
+
+    eos_token_ids is the model's list; with ignore_eos it is not looked at. Before min_tokens are
+    out, neither kind of token is drawn.
+    """
+
+    max_tokens: int
+    stop_token_ids: frozenset[int] = frozenset()
+    ignore_eos: bool = False
+    min_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationSpec:
+    """One request, complete: the same spec gives the same tokens wherever it runs.
+
+    token_ids holds the prompt and, for a resumed request, what was generated before;
+    num_prompt_tokens tells them apart.
+    """
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    num_prompt_tokens: int
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    stop: StopConditions
+    seed: int = 0
+    choice: int = 0
+
+    @property
+    def max_num_tokens(self) -> int:
+        """Prompt and output together, at most."""
+        return self.num_prompt_tokens + self.stop.max_tokens
