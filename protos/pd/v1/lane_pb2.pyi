@@ -89,14 +89,12 @@ class Grant(_message.Message):
     def __init__(self, seq: _Optional[int] = ...) -> None: ...
 
 class Sent(_message.Message):
-    __slots__ = ("seq", "digest", "filler")
+    __slots__ = ("seq", "digest")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
-    FILLER_FIELD_NUMBER: _ClassVar[int]
     seq: int
     digest: int
-    filler: bool
-    def __init__(self, seq: _Optional[int] = ..., digest: _Optional[int] = ..., filler: bool = ...) -> None: ...
+    def __init__(self, seq: _Optional[int] = ..., digest: _Optional[int] = ...) -> None: ...
 
 class Ack(_message.Message):
     __slots__ = ("seq",)
