@@ -52,3 +52,19 @@ class GenerationSpec:
     def max_num_tokens(self) -> int:
         """Prompt and output together, at most."""
         return self.num_prompt_tokens + self.stop.max_tokens
+
+
+def finish_reason(
+    spec: GenerationSpec, token_id: int, *, position: int, eos_token_ids: frozenset[int]
+) -> str:
+    """Why a generation ends with token_id at position: "eos", "stop", "length"; "" if it goes on.
+
+    A stop token that is also an end-of-sequence token counts as what was asked for: "stop".
+    """
+    if token_id in spec.stop.stop_token_ids:
+        return "stop"
+    if token_id in eos_token_ids and not spec.stop.ignore_eos:
+        return "eos"
+    if position + 1 >= spec.max_num_tokens:
+        return "length"
+    return ""

@@ -122,14 +122,17 @@ class BlockPool:
                 block.writer = writer
                 self._set(block, BlockState.WRITING)
 
-    def end_write(self, block_ids: Iterable[int], *, writer: str) -> None:
-        """Seals blocks that writer was writing."""
+    def end_write(
+        self, block_ids: Iterable[int], *, writer: str, then_read: bool = False
+    ) -> None:
+        """Seals blocks that writer was writing; then_read makes it a reader of them at once."""
         freed = False
         with self._lock:
             for index in block_ids:
                 block = self._blocks[index]
                 assert block.writer == writer, f"{writer}: block has writer {block.writer}"
                 block.writer = None
+                block.num_readers += then_read
                 self._set(block, BlockState.SEALED)
                 freed |= self._free_if_idle(index)
         if freed:

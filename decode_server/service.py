@@ -1,0 +1,187 @@
+"""DecodeService: reserve, receive (or compute) a prompt's KV, generate.
+
+    Decode: start -> blocks or RESOURCE_EXHAUSTED -> Reserved(transfer id)
+            remote -> the lane seals the blocks and hands over -> Sealed -> engine -> Tokens
+            local  -> engine computes the prompt too ------------------------> Tokens
+
+The call owns everything that it takes: whatever ends it takes the sequence out of the engine,
+ends the transfer and releases the lease. Runs on the event loop.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import ExitStack
+
+from engine.admission import NodeFull
+from engine.loop import Run
+from engine.node import Node, run_errors
+from engine.sequence import GenerationSpec
+from kvtransfer.blocks import BlocksExhausted, Lease
+from kvtransfer.inbox import Inbox, IncomingTransfer
+from kvtransfer.lane_service import LaneServicer
+from kvtransfer.messages import FirstToken, NodeKey
+from kvtransfer.wire import (
+    finish_reason_to_pb,
+    first_token_to_pb,
+    node_from_pb,
+    node_to_pb,
+)
+from protos.errors import Reason, ServingError, invalid
+from protos.pd.v1 import cluster_pb2, decode_pb2, decode_pb2_grpc, lane_pb2_grpc, types_pb2
+from protos.serving import Context, GrpcServer
+
+log = logging.getLogger(__name__)
+
+
+class DecodeRole:
+    """The decode part of a node: its service, its inbox and its incoming lanes."""
+
+    def __init__(self, node: Node, server: GrpcServer) -> None:
+        async def is_prefill_node(key: NodeKey) -> bool:
+            return await node.address_of(key, role=cluster_pb2.NODE_ROLE_PREFILL) is not None
+
+        inbox = Inbox()
+        self._lanes = LaneServicer(
+            me=node.key,
+            inbox=inbox,
+            pool=node.pool,
+            memory=node.memory,
+            is_prefill_node=is_prefill_node,
+        )
+        lane_pb2_grpc.add_LaneServiceServicer_to_server(self._lanes, server.server)
+        decode_pb2_grpc.add_DecodeServiceServicer_to_server(
+            DecodeServicer(node, inbox, self._lanes), server.server
+        )
+        server.announce("pd.v1.DecodeService")
+        server.announce("pd.v1.LaneService")
+
+    def members_changed(self, members: set[NodeKey]) -> None:
+        self._lanes.forget(members)
+
+    async def close(self) -> None:
+        self._lanes.close()
+
+
+class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
+    def __init__(self, node: Node, inbox: Inbox, lanes: LaneServicer) -> None:
+        self._node = node
+        self._inbox = inbox
+        self._lanes = lanes
+
+    async def Decode(
+        self, requests: AsyncIterator[decode_pb2.DecodeRequest], context: Context
+    ) -> AsyncIterator[decode_pb2.DecodeResponse]:
+        engine = self._node.engine
+        start = await _next_event(requests, "start")
+        spec = self._node.read(start.start)
+        with ExitStack() as cleanup:
+            lease = self._reserve(spec, cleanup)
+            transfer, ended = self._expect(spec, lease, cleanup)
+            yield self._reserved(transfer)
+            choice = await _next_event(requests, "remote", "local")
+            if choice.WhichOneof("event") == "local":
+                self._inbox.end(transfer, "local prefill")
+                running = engine.run(spec, lease)
+            else:
+                first = await self._receive(transfer, ended, node_from_pb(choice.remote.prefill))
+                yield decode_pb2.DecodeResponse(
+                    sealed=decode_pb2.Sealed(runs=[first_token_to_pb(first)])
+                )
+                if first.finish_reason:
+                    return
+                running = engine.run(
+                    spec,
+                    lease,
+                    token_ids=(*spec.token_ids, first.token_id),
+                    num_computed=len(spec.token_ids),
+                )
+            async with running as run:
+                with run_errors():
+                    async for tokens in _tokens(run, spec):
+                        yield decode_pb2.DecodeResponse(tokens=tokens)
+
+    def _reserve(self, spec: GenerationSpec, cleanup: ExitStack) -> Lease:
+        """Blocks for the prompt and all that may be generated, or RESOURCE_EXHAUSTED."""
+        num_blocks = self._node.model.layout.blocks_for(spec.max_num_tokens)
+        try:
+            return cleanup.enter_context(self._node.admission.reserve(num_blocks))
+        except (BlocksExhausted, NodeFull) as error:
+            raise ServingError(
+                Reason.BLOCKS_EXHAUSTED,
+                f"{self._node.key}: {error}",
+                retry_after_s=0.1,
+                node=self._node.key,
+            ) from error
+
+    def _expect(
+        self, spec: GenerationSpec, lease: Lease, cleanup: ExitStack
+    ) -> tuple[IncomingTransfer, "asyncio.Future[str | None]"]:
+        ended: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+        transfer = self._inbox.expect(
+            lease,
+            num_blocks=self._node.model.layout.blocks_for(len(spec.token_ids)),
+            on_end=ended.set_result,
+        )
+        cleanup.callback(self._lanes.abort, transfer, "decode call ended")
+        return transfer, ended
+
+    def _reserved(self, transfer: IncomingTransfer) -> decode_pb2.DecodeResponse:
+        status = self._node.status()
+        target = types_pb2.Target(
+            decode=node_to_pb(self._node.key), transfer_id=transfer.transfer_id
+        )
+        return decode_pb2.DecodeResponse(
+            reserved=decode_pb2.Reserved(
+                target=target,
+                available_blocks=status.available_blocks,
+                status_seq=status.seq,
+            )
+        )
+
+    async def _receive(
+        self,
+        transfer: IncomingTransfer,
+        ended: "asyncio.Future[str | None]",
+        prefill: NodeKey,
+    ) -> FirstToken:
+        """The handoff, once every block is sealed. Raises ServingError."""
+        if not transfer.ended and self._inbox.find(transfer.transfer_id, sender=prefill) is None:
+            raise invalid("remote.prefill", f"the transfer is bound to {transfer.sender}")
+        reason = await ended
+        if reason is not None:
+            raise ServingError(
+                Reason.TRANSFER_ABORTED, f"transfer from {prefill} ended: {reason}", node=prefill
+            )
+        assert transfer.first_tokens is not None
+        return transfer.first_tokens[0]
+
+
+async def _next_event(
+    requests: AsyncIterator[decode_pb2.DecodeRequest], *expected: str
+) -> decode_pb2.DecodeRequest:
+    request = await anext(requests, None)
+    got = request.WhichOneof("event") if request is not None else None
+    if request is None or got not in expected:
+        raise invalid("event", f"{got or 'end of stream'} where {' or '.join(expected)} was due")
+    return request
+
+
+async def _tokens(run: Run, spec: GenerationSpec) -> AsyncIterator[types_pb2.TokenRun]:
+    """Everything drawn since the last message in one run of tokens; ends after the last token."""
+    while True:
+        drawn = [progress for progress in await run.next() if progress.token_id is not None]
+        if not drawn:
+            continue
+        last = drawn[-1]
+        tokens = types_pb2.TokenRun(
+            choice=spec.choice,
+            position=drawn[0].position,
+            token_ids=[progress.token_id for progress in drawn if progress.token_id is not None],
+            finish_reason=finish_reason_to_pb(last.reason),
+        )
+        if last.reason == "stop" and last.token_id is not None:
+            tokens.stop_token_id = last.token_id
+        yield tokens
+        if last.left:
+            return

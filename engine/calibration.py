@@ -1,0 +1,85 @@
+"""Measures a CostProfile: a few steps of known shape on the node's own executor.
+
+It is the warm-up too: kernels are loaded and memory is touched before the node serves. Runs on
+the thread that will run the engine; takes its blocks from the pool and gives them back.
+"""
+
+import time
+
+import numpy as np
+
+from engine.cost_model import CostProfile, StepShape, row_shape, total
+from engine.executor import Draw, Executor, Row, StepPlan
+from engine.sequence import SamplingParams
+from kvtransfer.blocks import BlockPool
+
+# (rows, start, tokens per row): decode at two contexts and batch sizes, chunks at two starts.
+_STEPS = ((1, 15, 1), (1, 511, 1), (8, 15, 1), (8, 255, 1), (1, 0, 64), (1, 0, 256), (1, 448, 64))
+_REPEATS = 2
+_DRAW = Draw(sampling=SamplingParams(), seed=0, choice=0, position=0)
+
+
+def calibrate(executor: Executor, pool: BlockPool, *, max_model_len: int) -> CostProfile:
+    """A profile fitted to the steps that max_model_len and the pool allow."""
+    lease = pool.reserve(
+        min(pool.counts().available, executor.layout.blocks_for(min(512, max_model_len)))
+    )
+    num_tokens = min(len(lease.block_ids) * executor.layout.block_size, max_model_len)
+    pool.begin_write(lease, lease.block_ids, writer="calibration")
+    try:
+        shapes, times_ms = [], []
+        for num_rows, start, length in _STEPS:
+            if start + length <= num_tokens:
+                plan = _plan(num_rows, start, length, lease.block_ids)
+                shapes.append(total(row_shape(start, length) for _ in range(num_rows)))
+                times_ms.append(min(_time_ms(executor, plan) for _ in range(_REPEATS)))
+    finally:
+        pool.end_write(lease.block_ids, writer="calibration")
+        pool.release(lease)
+    return fit(shapes, times_ms)
+
+
+def fit(shapes: list[StepShape], times_ms: list[float]) -> CostProfile:
+    """Least squares with no negative coefficient, by relative error: terms that come out negative
+    are dropped, the most negative first."""
+    matrix = np.array(
+        [
+            [
+                1.0,
+                shape.num_decode_rows,
+                shape.num_prefill_tokens,
+                shape.decode_context,
+                shape.prefill_context,
+            ]
+            for shape in shapes
+        ]
+    )
+    weights = 1.0 / np.maximum(np.array(times_ms), 1e-3)
+    kept = [column for column in range(5) if matrix[:, column].any()]
+    while True:
+        weighted = matrix[:, kept] * weights[:, None]
+        solution = np.linalg.lstsq(weighted, np.ones(len(shapes)), rcond=None)[0]
+        if solution.min() >= 0:
+            break
+        kept.pop(int(solution.argmin()))
+    values = [0.0] * 5
+    for column, value in zip(kept, solution, strict=True):
+        values[column] = float(value)
+    return CostProfile(
+        base_ms=values[0],
+        decode_row_ms=values[1],
+        prefill_token_ms=values[2],
+        decode_context_ms=values[3],
+        prefill_context_ms=values[4],
+    )
+
+
+def _plan(num_rows: int, start: int, length: int, block_table: tuple[int, ...]) -> StepPlan:
+    row = Row(token_ids=[0] * length, start=start, block_table=block_table, draw=_DRAW)
+    return StepPlan(rows=(row,) * num_rows)
+
+
+def _time_ms(executor: Executor, plan: StepPlan) -> float:
+    started = time.perf_counter()
+    executor.execute(plan)
+    return (time.perf_counter() - started) * 1e3

@@ -1,0 +1,125 @@
+"""The knobs of the node programs, named once: python -m prefill_server | decode_server --help.
+
+`disagg up` passes the same names on; docs/operators.md explains how to set them.
+"""
+
+import argparse
+import secrets
+from dataclasses import dataclass
+
+DEFAULT_COORDINATOR = "127.0.0.1:50051"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeConfig:
+    """What a node was told. Unset values (None) are chosen from the model and the machine."""
+
+    listen: str
+    advertise: str | None
+    coordinators: list[str]
+    node_id: str
+    model: str
+    dtype: str
+    threads: int
+    kv_memory_gb: float | None
+    block_size: int
+    max_model_len: int | None
+    max_running: int
+    step_budget_ms: float
+    exit_with_parent: bool
+
+
+def parse_knobs(role: str, *, step_budget_ms: float, argv: list[str] | None = None) -> NodeConfig:
+    """Reads the command line; exits with status 2 and one line about what is wrong with it."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m {role}_server",
+        description=f"A {role} node of disagg: loads a model, registers with its coordinators.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = parser.add_argument
+    add(
+        "--listen",
+        metavar="HOST:PORT",
+        default="127.0.0.1:0",
+        help="where to serve; port 0 is any free port",
+    )
+    add(
+        "--advertise",
+        metavar="HOST:PORT",
+        help="the address that coordinators and peers dial (default: the bound one)",
+    )
+    add(
+        "--coordinator",
+        metavar="HOST:PORT",
+        action="append",
+        dest="coordinators",
+        help=f"whom to register with; repeatable (default: {DEFAULT_COORDINATOR})",
+    )
+    add(
+        "--node-id",
+        metavar="NAME",
+        default=None,
+        help="name of this node in the cluster (default: role and random digits)",
+    )
+    add(
+        "--model",
+        default="smollm2-135m",
+        help="catalogue name, folder, .gguf file or hub id; 'emulated' computes nothing",
+    )
+    add(
+        "--dtype",
+        choices=("bfloat16", "float32"),
+        default="bfloat16",
+        help="of weights and KV; float32 is exact across all ways to serve a request",
+    )
+    add(
+        "--threads",
+        type=_positive_int,
+        default=1,
+        help="compute threads; two nodes on one machine must not share cores",
+    )
+    add(
+        "--kv-memory-gb",
+        type=_positive_float,
+        metavar="GB",
+        help="size of the KV pool (default: a fifth of the memory that is available)",
+    )
+    add("--block-size", type=_positive_int, default=16, help="tokens per KV block")
+    add(
+        "--max-model-len",
+        type=_positive_int,
+        metavar="TOKENS",
+        help="longest prompt plus output (default: the model's)",
+    )
+    add("--max-running", type=_positive_int, default=64, help="most requests at a time")
+    add(
+        "--step-budget-ms",
+        type=_positive_float,
+        default=step_budget_ms,
+        metavar="MS",
+        help="prompt chunks are cut so that a step is predicted to last this long",
+    )
+    add(
+        "--exit-with-parent",
+        action="store_true",
+        help="stop when stdin ends, as it does when the process that started this one is gone",
+    )
+    args = parser.parse_args(argv)
+    values = vars(args)
+    values["coordinators"] = values["coordinators"] or [DEFAULT_COORDINATOR]
+    values["node_id"] = values["node_id"] or f"{role}-{secrets.token_hex(3)}"
+    return NodeConfig(**values)
+
+
+def _positive_int(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is below 1")
+    return value
+
+
+def _positive_float(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return value

@@ -1,0 +1,64 @@
+"""One prompt's KV on its way to a decode node: blocks are offered as soon as they are full."""
+
+import asyncio
+
+from kvtransfer.blocks import Lease
+from kvtransfer.messages import FirstToken
+from kvtransfer.outgoing_lane import OutgoingLane
+from protos.errors import Reason, ServingError
+
+
+class Shipment:
+    """Ships the blocks of num_tokens tokens of lease. close() ends what is not handed over."""
+
+    def __init__(
+        self,
+        lane: OutgoingLane,
+        *,
+        transfer_id: bytes,
+        lease: Lease,
+        num_tokens: int,
+        block_size: int,
+    ) -> None:
+        self._lane = lane
+        self._num_tokens = num_tokens
+        self._block_size = block_size
+        self._num_offered = 0
+        self._ended: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+        self._transfer = lane.begin(transfer_id, lease=lease, on_end=self._ended.set_result)
+
+    @property
+    def num_blocks(self) -> int:
+        return -(-self._num_tokens // self._block_size)
+
+    def computed(self, num_tokens: int) -> None:
+        """KV of the first num_tokens is in the blocks. Raises ServingError if nobody wants it."""
+        if self._ended.done():
+            raise self._aborted(self._ended.result())
+        is_all = num_tokens >= self._num_tokens
+        num_full = self.num_blocks if is_all else num_tokens // self._block_size
+        if num_full > self._num_offered:
+            self._lane.offer(
+                self._transfer,
+                first_block=self._num_offered,
+                num_blocks=num_full - self._num_offered,
+            )
+            self._num_offered = num_full
+
+    async def hand_over(self, first_token: FirstToken) -> None:
+        """Commits; returns when the decode node has sealed every block. Raises ServingError."""
+        self._lane.commit(self._transfer, num_blocks=self.num_blocks, first_tokens=(first_token,))
+        reason = await self._ended
+        if reason is not None:
+            raise self._aborted(reason)
+
+    def close(self, reason: str) -> None:
+        """Aborts the transfer unless it has ended."""
+        self._lane.abort(self._transfer, reason)
+
+    def _aborted(self, reason: str | None) -> ServingError:
+        return ServingError(
+            Reason.TRANSFER_ABORTED,
+            f"transfer to {self._lane.peer} ended: {reason}",
+            node=self._lane.peer,
+        )
