@@ -20,7 +20,11 @@ def read_sequence(
         raise ServingError(
             Reason.UNKNOWN_MODEL, f"this node serves {model!r}", model=sequence.model
         )
-    _refuse_unserved(sequence)
+    refuse_unserved(
+        num_choices=sequence.num_choices > 1,
+        num_logprobs=sequence.HasField("num_logprobs"),
+        num_prompt_logprobs=sequence.HasField("num_prompt_logprobs"),
+    )
     token_ids = _unpack(sequence.token_ids, vocab_size=vocab_size)
     if not 1 <= sequence.num_prompt_tokens <= len(token_ids):
         raise invalid(
@@ -54,7 +58,15 @@ def read_sequence(
 
 
 def read_sampling(sampling: types_pb2.SamplingParams) -> SamplingParams:
-    """Raises ServingError (INVALID_ARGUMENT) with the field and its range."""
+    """Raises ServingError (INVALID_ARGUMENT, NOT_SERVED_YET) with the field and its range."""
+    refuse_unserved(
+        **{
+            "sampling.repetition_penalty": sampling.HasField("repetition_penalty"),
+            "sampling.presence_penalty": sampling.presence_penalty != 0,
+            "sampling.frequency_penalty": sampling.frequency_penalty != 0,
+            "sampling.logit_bias": bool(sampling.logit_bias),
+        }
+    )
     top_p = sampling.top_p if sampling.HasField("top_p") else 1.0
     _check(sampling.temperature, "temperature", 0.0, 100.0)
     _check(top_p, "top_p", 0.0, 1.0, low_is_open=True)
@@ -80,17 +92,8 @@ def _unpack(packed: bytes, *, vocab_size: int) -> tuple[int, ...]:
     return token_ids
 
 
-def _refuse_unserved(sequence: types_pb2.Sequence) -> None:
-    sampling = sequence.sampling
-    unserved = {
-        "num_choices": sequence.num_choices > 1,
-        "num_logprobs": sequence.HasField("num_logprobs"),
-        "num_prompt_logprobs": sequence.HasField("num_prompt_logprobs"),
-        "sampling.repetition_penalty": sampling.HasField("repetition_penalty"),
-        "sampling.presence_penalty": sampling.presence_penalty != 0,
-        "sampling.frequency_penalty": sampling.frequency_penalty != 0,
-        "sampling.logit_bias": bool(sampling.logit_bias),
-    }
-    for field, is_set in unserved.items():
+def refuse_unserved(**fields: bool) -> None:
+    """Raises ServingError (NOT_SERVED_YET) for the first field that is set."""
+    for field, is_set in fields.items():
         if is_set:
             raise ServingError(Reason.NOT_SERVED_YET, f"{field} is not served yet", field=field)
