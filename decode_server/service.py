@@ -8,7 +8,6 @@ The call owns everything that it takes: whatever ends it takes the sequence out 
 ends the transfer and releases the lease. Runs on the event loop.
 """
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import ExitStack
@@ -18,6 +17,7 @@ from engine.loop import Run
 from engine.node import Node, run_errors
 from engine.sequence import GenerationSpec
 from kvtransfer.blocks import BlocksExhausted, Lease
+from kvtransfer.ending import Ending
 from kvtransfer.inbox import Inbox, IncomingTransfer
 from kvtransfer.lane_service import LaneServicer
 from kvtransfer.messages import FirstToken, NodeKey
@@ -77,14 +77,14 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
         spec = self._node.read(start.start)
         with ExitStack() as cleanup:
             lease = self._reserve(spec, cleanup)
-            transfer, ended = self._expect(spec, lease, cleanup)
+            transfer, ending = self._expect(spec, lease, cleanup)
             yield self._reserved(transfer)
             choice = await _next_event(requests, "remote", "local")
             if choice.WhichOneof("event") == "local":
                 self._inbox.end(transfer, "local prefill")
                 running = engine.run(spec, lease)
             else:
-                first = await self._receive(transfer, ended, node_from_pb(choice.remote.prefill))
+                first = await self._receive(transfer, ending, node_from_pb(choice.remote.prefill))
                 yield decode_pb2.DecodeResponse(
                     sealed=decode_pb2.Sealed(runs=[first_token_to_pb(first)])
                 )
@@ -116,15 +116,15 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
 
     def _expect(
         self, spec: GenerationSpec, lease: Lease, cleanup: ExitStack
-    ) -> tuple[IncomingTransfer, "asyncio.Future[str | None]"]:
-        ended: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+    ) -> tuple[IncomingTransfer, Ending]:
+        ending = Ending()
         transfer = self._inbox.expect(
             lease,
             num_blocks=self._node.model.layout.blocks_for(len(spec.token_ids)),
-            on_end=ended.set_result,
+            on_end=ending.set,
         )
         cleanup.callback(self._lanes.abort, transfer, "decode call ended")
-        return transfer, ended
+        return transfer, ending
 
     def _reserved(self, transfer: IncomingTransfer) -> decode_pb2.DecodeResponse:
         status = self._node.status()
@@ -142,13 +142,13 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
     async def _receive(
         self,
         transfer: IncomingTransfer,
-        ended: "asyncio.Future[str | None]",
+        ending: Ending,
         prefill: NodeKey,
     ) -> FirstToken:
         """The handoff, once every block is sealed. Raises ServingError."""
         if not transfer.ended and self._inbox.find(transfer.transfer_id, sender=prefill) is None:
             raise invalid("remote.prefill", f"the transfer is bound to {transfer.sender}")
-        reason = await ended
+        reason = await ending.wait()
         if reason is not None:
             raise ServingError(
                 Reason.TRANSFER_ABORTED, f"transfer from {prefill} ended: {reason}", node=prefill

@@ -122,9 +122,7 @@ class BlockPool:
                 block.writer = writer
                 self._set(block, BlockState.WRITING)
 
-    def end_write(
-        self, block_ids: Iterable[int], *, writer: str, then_read: bool = False
-    ) -> None:
+    def end_write(self, block_ids: Iterable[int], *, writer: str, then_read: bool = False) -> None:
         """Seals blocks that writer was writing; then_read makes it a reader of them at once."""
         freed = False
         with self._lock:

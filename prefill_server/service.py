@@ -8,6 +8,7 @@ aborts the transfer and releases the lease. Runs on the event loop.
 """
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import ExitStack
 
@@ -119,4 +120,5 @@ def _shipped(num_blocks: int, block_bytes: int) -> prefill_pb2.PrefillResponse:
 
 
 def _now() -> float:
-    return asyncio.get_running_loop().time()
+    # Not the loop's time: uvloop's is in whole milliseconds.
+    return time.monotonic()

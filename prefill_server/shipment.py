@@ -1,8 +1,7 @@
 """One prompt's KV on its way to a decode node: blocks are offered as soon as they are full."""
 
-import asyncio
-
 from kvtransfer.blocks import Lease
+from kvtransfer.ending import Ending
 from kvtransfer.messages import FirstToken
 from kvtransfer.outgoing_lane import OutgoingLane
 from protos.errors import Reason, ServingError
@@ -24,8 +23,8 @@ class Shipment:
         self._num_tokens = num_tokens
         self._block_size = block_size
         self._num_offered = 0
-        self._ended: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
-        self._transfer = lane.begin(transfer_id, lease=lease, on_end=self._ended.set_result)
+        self._ending = Ending()
+        self._transfer = lane.begin(transfer_id, lease=lease, on_end=self._ending.set)
 
     @property
     def num_blocks(self) -> int:
@@ -33,8 +32,8 @@ class Shipment:
 
     def computed(self, num_tokens: int) -> None:
         """KV of the first num_tokens is in the blocks. Raises ServingError if nobody wants it."""
-        if self._ended.done():
-            raise self._aborted(self._ended.result())
+        if self._ending.is_set:
+            raise self._aborted(self._ending.reason)
         is_all = num_tokens >= self._num_tokens
         num_full = self.num_blocks if is_all else num_tokens // self._block_size
         if num_full > self._num_offered:
@@ -48,7 +47,7 @@ class Shipment:
     async def hand_over(self, first_token: FirstToken) -> None:
         """Commits; returns when the decode node has sealed every block. Raises ServingError."""
         self._lane.commit(self._transfer, num_blocks=self.num_blocks, first_tokens=(first_token,))
-        reason = await self._ended
+        reason = await self._ending.wait()
         if reason is not None:
             raise self._aborted(reason)
 

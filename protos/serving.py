@@ -49,6 +49,8 @@ def dial(address: str, *, purpose: str) -> grpc.aio.Channel:
             ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
             # Part of what gRPC compares before it reuses a connection.
             ("grpc.primary_user_agent", f"disagg-{purpose}"),
+            # Nodes are dialled at the address that they registered, through no proxy.
+            ("grpc.enable_http_proxy", 0),
             ("grpc.min_reconnect_backoff_ms", 100),
             ("grpc.initial_reconnect_backoff_ms", 100),
             ("grpc.max_reconnect_backoff_ms", 1_000),

@@ -1,0 +1,193 @@
+"""The disagg command: declares commands and options; what they do is in the cli_*.py files."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from coordinator import cli_cluster, cli_generate
+from coordinator.client import Client
+from coordinator.events import GenerationOptions, Prompt
+from coordinator.exits import EPILOG, exit_code_of_errors
+from coordinator.render import progress_bars, write_json, write_nodes
+from coordinator.supervisor import Cluster
+from engine import catalog
+
+_ADDRESS = "127.0.0.1:50051"
+_MODEL = "smollm2-135m"
+
+app = typer.Typer(
+    help="Disaggregated prefill/decode serving of language models.",
+    epilog=EPILOG,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Coordinator = Annotated[str, typer.Option(help="Address of the coordinator.")]
+MaxTokens = Annotated[int | None, typer.Option(min=1, help="Most tokens to generate.")]
+Temperature = Annotated[float | None, typer.Option(min=0.0, help="0 is greedy.")]
+TopP = Annotated[float | None, typer.Option(min=0.0, max=1.0, help="Smallest set of this mass.")]
+TopK = Annotated[int | None, typer.Option(min=0, help="Only the k most likely tokens; 0: all.")]
+MinP = Annotated[float | None, typer.Option(min=0.0, max=1.0, help="Least share of the likeliest.")]
+Seed = Annotated[int | None, typer.Option(min=0, max=2**64 - 1, help="Repeats an answer.")]
+Timeout = Annotated[float | None, typer.Option(min=0.001, help="Deadline; the server's: 120 s.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object per line.")]
+
+Model = Annotated[str, typer.Option(help="A name from the catalog, or a folder.")]
+Dtype = Annotated[str | None, typer.Option(help="Of weights and KV, for example bfloat16.")]
+Threads = Annotated[
+    int | None, typer.Option(min=1, help="Per node. Default: the cores, divided by the nodes.")
+]
+KvMemory = Annotated[
+    float | None, typer.Option("--kv-memory-gb", min=0.001, help="KV cache of each node.")
+]
+BlockSize = Annotated[int | None, typer.Option(min=1, help="Tokens per KV block.")]
+MaxModelLen = Annotated[int | None, typer.Option(min=1, help="Longest prompt plus output.")]
+MaxRunning = Annotated[int | None, typer.Option(min=1, help="Most sequences in one step.")]
+StepBudget = Annotated[
+    float | None, typer.Option("--step-budget-ms", min=0.1, help="Predicted time of one step.")
+]
+
+
+@app.command(epilog=EPILOG)
+def generate(
+    prompt: Annotated[str, typer.Argument(help="What to say to the model; - reads stdin.")],
+    max_tokens: MaxTokens = 128,
+    temperature: Temperature = None,
+    top_p: TopP = None,
+    top_k: TopK = None,
+    min_p: MinP = None,
+    seed: Seed = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Plain text, no chat template.")] = False,
+    as_json: Json = False,
+    coordinator: Coordinator = _ADDRESS,
+    timeout_s: Timeout = None,
+) -> None:
+    """Stream one answer. The text goes to stdout, timing and nodes to stderr."""
+    text = sys.stdin.read() if prompt == "-" else prompt
+    message: Prompt = text if raw else [{"role": "user", "content": text}]
+    options = _sampling(max_tokens, temperature, top_p, top_k, min_p, seed)
+    with exit_code_of_errors(coordinator=coordinator), Client(coordinator) as client:
+        cli_generate.generate(
+            client, message, options=options, timeout_s=timeout_s, as_json=as_json
+        )
+
+
+@app.command(epilog=EPILOG)
+def chat(
+    system: Annotated[str | None, typer.Option(help="The system message.")] = None,
+    max_tokens: MaxTokens = 512,
+    temperature: Temperature = None,
+    top_p: TopP = None,
+    top_k: TopK = None,
+    min_p: MinP = None,
+    seed: Seed = None,
+    coordinator: Coordinator = _ADDRESS,
+    timeout_s: Timeout = None,
+) -> None:
+    """Talk to the model. Ctrl-C ends an answer, /exit or Ctrl-D the conversation."""
+    options = _sampling(max_tokens, temperature, top_p, top_k, min_p, seed)
+    with exit_code_of_errors(coordinator=coordinator), Client(coordinator) as client:
+        cli_generate.chat(client, system=system, options=options, timeout_s=timeout_s)
+
+
+@app.command(epilog=EPILOG)
+def nodes(as_json: Json = False, coordinator: Coordinator = _ADDRESS) -> None:
+    """List the nodes of a cluster."""
+    with exit_code_of_errors(coordinator=coordinator), Client(coordinator) as client:
+        found = client.list_nodes()
+    if not as_json:
+        write_nodes(found)
+        return
+    for node in found:
+        write_json("node", node)
+
+
+@app.command(epilog=EPILOG)
+def pull(name: Annotated[str, typer.Argument(help="A name from the catalog.")]) -> None:
+    """Download a model."""
+    with exit_code_of_errors(), progress_bars() as progress:
+        folder = catalog.pull(name, progress=progress)
+    typer.echo(folder)
+
+
+@app.command(epilog=EPILOG)
+def up(
+    prefill: Annotated[int, typer.Option(min=0, help="Prefill nodes; 0: colocated.")] = 1,
+    decode: Annotated[int, typer.Option(min=1, help="Decode nodes.")] = 1,
+    model: Model = _MODEL,
+    listen: Annotated[str, typer.Option(help="Where the coordinator listens.")] = _ADDRESS,
+    log_dir: Annotated[
+        Path | None, typer.Option(help="A log file per program. Default: all to stderr.")
+    ] = None,
+    dtype: Dtype = None,
+    threads: Threads = None,
+    kv_memory_gb: KvMemory = None,
+    block_size: BlockSize = None,
+    max_model_len: MaxModelLen = None,
+    max_running: MaxRunning = None,
+    step_budget_ms: StepBudget = None,
+) -> None:
+    """Run a cluster on this machine, in the foreground, until Ctrl-C."""
+    options = cli_cluster.node_options(
+        num_nodes=prefill + decode,
+        dtype=dtype,
+        threads=threads,
+        kv_memory_gb=kv_memory_gb,
+        block_size=block_size,
+        max_model_len=max_model_len,
+        max_running=max_running,
+        step_budget_ms=step_budget_ms,
+    )
+    with exit_code_of_errors():
+        # Here it is one line; from the nodes it would be one each, after their start.
+        catalog.resolve_model(model, allow_download=False)
+        if log_dir is not None:
+            log_dir.mkdir(parents=True, exist_ok=True)
+        cluster = Cluster(
+            model=model,
+            num_prefill=prefill,
+            num_decode=decode,
+            node_options=options,
+            listen=listen,
+            log_dir=log_dir,
+        )
+        raise typer.Exit(cli_cluster.run_until_signal(cli_cluster.up(cluster)))
+
+
+@app.command(epilog=EPILOG)
+def demo(model: Model = _MODEL, dtype: Dtype = None, threads: Threads = None) -> None:
+    """Download the model where need be, start two nodes, stream an answer, stop them."""
+    options = cli_cluster.node_options(num_nodes=2, dtype=dtype, threads=threads)
+    with exit_code_of_errors():
+        with progress_bars() as progress:
+            catalog.pull(model, progress=progress)
+        raise typer.Exit(
+            cli_cluster.run_until_signal(cli_cluster.demo(model=model, options=options))
+        )
+
+
+def _sampling(
+    max_tokens: int | None,
+    temperature: float | None,
+    top_p: float | None,
+    top_k: int | None,
+    min_p: float | None,
+    seed: int | None,
+) -> GenerationOptions:
+    return {
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "top_p": top_p,
+        "top_k": top_k,
+        "min_p": min_p,
+        "seed": seed,
+    }
+
+
+def main() -> None:
+    """Entry point of the installed command."""
+    app()

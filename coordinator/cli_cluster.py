@@ -1,0 +1,91 @@
+"""disagg up and disagg demo: a cluster in the foreground, gone when the command ends."""
+
+import asyncio
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Coroutine, Mapping
+from pathlib import Path
+
+from coordinator.child import ChildFailed
+from coordinator.client import AsyncClient
+from coordinator.events import Delta
+from coordinator.exits import ExitCode, report
+from coordinator.render import write_nodes, write_summary, write_text
+from coordinator.supervisor import Cluster
+
+_QUESTION = "What is the capital of France?"
+
+
+def node_options(*, num_nodes: int, **options: object) -> dict[str, object]:
+    """Flags for the nodes. Without a number of threads, the nodes share the cores."""
+    if options.get("threads") is None:
+        options["threads"] = max(1, _num_cores() // num_nodes)
+    return options
+
+
+async def up(cluster: Cluster) -> ExitCode:
+    """Serves until a program ends. Raises ChildFailed when the cluster does not start."""
+    async with cluster:
+        async with AsyncClient(cluster.address) as client:
+            write_nodes(await client.list_nodes())
+        sys.stdout.write(f"ready {cluster.address}\n")
+        sys.stdout.flush()
+        try:
+            await cluster.wait_exit()
+        except ChildFailed as failure:
+            report(str(failure))
+        return ExitCode.FAILED
+
+
+async def demo(*, model: str, options: Mapping[str, object]) -> ExitCode:
+    """Starts one prefill and one decode node, streams an answer, and stops them."""
+    with tempfile.TemporaryDirectory(prefix="disagg-demo-") as log_dir:
+        report("starting a prefill node and a decode node")
+        cluster = Cluster(
+            model=model,
+            num_prefill=1,
+            num_decode=1,
+            node_options=options,
+            log_dir=Path(log_dir),
+        )
+        async with cluster, AsyncClient(cluster.address) as client:
+            write_nodes(await client.list_nodes())
+            write_text(f"> {_QUESTION}\n")
+            prompt = [{"role": "user", "content": _QUESTION}]
+            async for event in client.generate(prompt, max_tokens=64):
+                if isinstance(event, Delta):
+                    write_text(event.text)
+                else:
+                    write_text("\n")
+                    write_summary(event)
+    return ExitCode.OK
+
+
+def run_until_signal(main: Coroutine[None, None, ExitCode]) -> ExitCode:
+    """Runs main; SIGTERM and Ctrl-C cancel it, so that it cleans up; Ctrl-C is raised then."""
+    return asyncio.run(_until_sigterm(main))
+
+
+async def _until_sigterm(main: Coroutine[None, None, ExitCode]) -> ExitCode:
+    is_terminated = False
+    task = asyncio.create_task(main)
+
+    def terminate() -> None:
+        nonlocal is_terminated
+        is_terminated = True
+        task.cancel()
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, terminate)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        if not is_terminated:
+            raise
+        return ExitCode.OK
+
+
+def _num_cores() -> int:
+    # Containers are often given some of the machine's cores only.
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1

@@ -1,0 +1,173 @@
+"""ClusterService: nodes come, report and go; everybody learns who is there.
+
+A stream that ends takes its node out at once; one that is silent for SILENCE_S does too, and that
+is how a frozen node is noticed. Runs on the event loop.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+
+from coordinator.registry import NodeEntry, Registry
+from kvtransfer.wire import layout_from_pb, layout_to_pb, node_from_pb, node_to_pb
+from protos.errors import Reason, ServingError, invalid
+from protos.pd.v1 import cluster_pb2, cluster_pb2_grpc
+from protos.serving import PROTOCOL_VERSION, Context
+
+log = logging.getLogger(__name__)
+
+SILENCE_S = 3.0
+
+
+class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
+    """Feeds the registry. model is the only one that this coordinator can tokenize for."""
+
+    def __init__(self, registry: Registry, *, model: str) -> None:
+        self._registry = registry
+        self._model = model
+
+    async def Register(
+        self, requests: AsyncIterator[cluster_pb2.RegisterRequest], context: Context
+    ) -> AsyncIterator[cluster_pb2.RegisterResponse]:
+        entry = self._admit((await anext(requests)).registration)
+        self._registry.register(entry)
+        log.info("node registered node=%s address=%s", entry.key, entry.address)
+        listening = asyncio.create_task(self._listen(entry, requests))
+        change = asyncio.Event()
+        self._registry.listen(change.set)
+        listening.add_done_callback(lambda _: change.set())
+        told = None
+        try:
+            while not listening.done():
+                if told != self._registry.version:
+                    told = self._registry.version
+                    yield cluster_pb2.RegisterResponse(membership=self._membership())
+                change.clear()
+                await change.wait()
+            listening.result()
+        finally:
+            self._registry.unlisten(change.set)
+            listening.cancel()
+            self._registry.remove(entry)
+            log.info("node gone node=%s", entry.key)
+
+    async def ListNodes(
+        self, request: cluster_pb2.ListNodesRequest, context: Context
+    ) -> cluster_pb2.ListNodesResponse:
+        nodes = sorted(self._registry.nodes.values(), key=lambda node: node.key.node_id)
+        return cluster_pb2.ListNodesResponse(nodes=[_info(node) for node in nodes])
+
+    def _admit(self, registration: cluster_pb2.Registration) -> NodeEntry:
+        """The node's entry. Raises ServingError for a node that could never be paired."""
+        if registration.protocol_version != PROTOCOL_VERSION:
+            raise ServingError(
+                Reason.PROTOCOL_MISMATCH,
+                f"protocol version {registration.protocol_version}, "
+                f"this coordinator speaks {PROTOCOL_VERSION}",
+            )
+        try:
+            layout = layout_from_pb(registration.layout)
+        except ValueError as error:
+            raise invalid("registration.layout", str(error)) from error
+        if layout.model != self._model:
+            raise ServingError(
+                Reason.LAYOUT_MISMATCH,
+                f"model: {layout.model!r}, this coordinator serves {self._model!r}",
+                field="model",
+            )
+        if registration.role == cluster_pb2.NODE_ROLE_UNSPECIFIED:
+            raise invalid("registration.role", "is not set")
+        return NodeEntry(
+            key=node_from_pb(registration.node),
+            is_prefill=registration.role == cluster_pb2.NODE_ROLE_PREFILL,
+            address=registration.address,
+            layout=layout,
+            num_blocks=registration.num_blocks,
+            max_model_len=registration.max_model_len,
+            max_running=registration.max_running,
+        )
+
+    async def _listen(
+        self, entry: NodeEntry, requests: AsyncIterator[cluster_pb2.RegisterRequest]
+    ) -> None:
+        """Takes in statuses until the stream ends. Raises ServingError after a silence."""
+        try:
+            while True:
+                async with asyncio.timeout(SILENCE_S):
+                    request = await anext(requests, None)
+                if request is None:
+                    return
+                if _update(entry, request.status):
+                    self._registry.changed()
+        except TimeoutError:
+            log.warning("node silent node=%s seconds=%g", entry.key, SILENCE_S)
+            raise ServingError(
+                Reason.NODE_LOST, f"no status for {SILENCE_S:g} s", node=entry.key
+            ) from None
+
+    def _membership(self) -> cluster_pb2.Membership:
+        return cluster_pb2.Membership(
+            version=self._registry.version,
+            members=[
+                cluster_pb2.Member(
+                    node=node_to_pb(node.key),
+                    role=_role(node),
+                    address=node.address,
+                    layout=layout_to_pb(node.layout),
+                )
+                for node in self._registry.nodes.values()
+            ],
+        )
+
+
+def _update(entry: NodeEntry, status: cluster_pb2.NodeStatus) -> bool:
+    """Takes in a status unless a later one is known. True if pairing could decide otherwise."""
+    if status.seq <= entry.status_seq:
+        return False
+    before = (entry.is_serving, entry.available_blocks, entry.num_running, entry.is_refusing)
+    entry.status_seq = status.seq
+    entry.is_serving = status.state == cluster_pb2.NODE_STATE_SERVING
+    entry.is_draining = status.state == cluster_pb2.NODE_STATE_DRAINING
+    entry.available_blocks = status.available_blocks
+    entry.num_running = status.num_running
+    entry.num_queued = status.num_queued
+    entry.queued_tokens = status.queued_tokens
+    entry.num_steps = status.step
+    has_step = status.HasField("step_age")
+    entry.step_age_s = status.step_age.ToNanoseconds() / 1e9 if has_step else None
+    after = (entry.is_serving, entry.available_blocks, entry.num_running, entry.is_refusing)
+    return before != after
+
+
+def _role(node: NodeEntry) -> cluster_pb2.NodeRole:
+    return cluster_pb2.NODE_ROLE_PREFILL if node.is_prefill else cluster_pb2.NODE_ROLE_DECODE
+
+
+def _info(node: NodeEntry) -> cluster_pb2.NodeInfo:
+    state = cluster_pb2.NODE_STATE_STARTING
+    if node.is_serving:
+        state = cluster_pb2.NODE_STATE_SERVING
+    if node.is_draining:
+        state = cluster_pb2.NODE_STATE_DRAINING
+    status = cluster_pb2.NodeStatus(
+        seq=node.status_seq,
+        state=state,
+        available_blocks=node.available_blocks,
+        num_running=node.num_running,
+        num_queued=node.num_queued,
+        queued_tokens=node.queued_tokens,
+        step=node.num_steps,
+    )
+    if node.step_age_s is not None:
+        status.step_age.FromNanoseconds(int(node.step_age_s * 1e9))
+    registration = cluster_pb2.Registration(
+        protocol_version=PROTOCOL_VERSION,
+        node=node_to_pb(node.key),
+        role=_role(node),
+        address=node.address,
+        layout=layout_to_pb(node.layout),
+        num_blocks=node.num_blocks,
+        max_model_len=node.max_model_len,
+        max_running=node.max_running,
+    )
+    return cluster_pb2.NodeInfo(registration=registration, status=status)

@@ -1,0 +1,115 @@
+"""What the terminal shows: streamed text, the summary line, the node table, progress bars.
+
+Answers go to stdout and everything about them to stderr, so that a pipe gets the text only.
+"""
+
+import dataclasses
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+
+from coordinator.events import Delta, Finished, Node
+
+# C0, DEL and C1 without tab and newline: a model can write escape sequences.
+_CONTROLS = {code: "\ufffd" for code in (*range(0x20), *range(0x7F, 0xA0)) if code not in (9, 10)}
+
+
+def write_text(text: str) -> None:
+    """Streams a piece of an answer: as it is into a pipe, without control codes to a terminal."""
+    sys.stdout.write(text.translate(_CONTROLS) if sys.stdout.isatty() else text)
+    sys.stdout.flush()
+
+
+def write_json(kind: str, values: object) -> None:
+    """One line with one JSON object: {"event": kind, ...the dataclass's fields}."""
+    assert dataclasses.is_dataclass(values) and not isinstance(values, type)
+    line = json.dumps({"event": kind, **dataclasses.asdict(values)}, ensure_ascii=False)
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+def write_event_json(event: Delta | Finished) -> None:
+    """An event of a generation as one line of JSON."""
+    write_json("delta" if isinstance(event, Delta) else "finished", event)
+
+
+def write_summary(finished: Finished) -> None:
+    """The line after an answer: how fast, where, why it ended, and how to get it again."""
+    Console(stderr=True, highlight=False, soft_wrap=True).print(
+        summary(finished), style="dim", markup=False
+    )
+
+
+def summary(finished: Finished) -> str:
+    """The text of write_summary."""
+    ttft_s, total_s = finished.timing.ttft_s, finished.timing.total_s
+    nodes = [node for node in (finished.prefill_node, finished.decode_node) if node]
+    parts = [
+        f"TTFT {_milliseconds(ttft_s)}",
+        f"TPOT {_milliseconds(finished.tpot_s)}",
+        f"{finished.generated_tokens / total_s:.1f} tok/s" if total_s else "- tok/s",
+        f"{finished.generated_tokens} tokens",
+        f"{finished.served_as} ({finished.served_as_reason})",
+        " -> ".join(nodes) or "no node",
+        ",".join(choice.reason for choice in finished.choices),
+        f"seed {finished.seed}",
+    ]
+    return " | ".join(parts)
+
+
+def write_nodes(nodes: Sequence[Node]) -> None:
+    """The table of disagg nodes and disagg up."""
+    table = Table("node", "role", "address", "state", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for name in ("free / blocks", "running", "queue"):
+        table.add_column(name, justify="right")
+    for node in sorted(nodes, key=lambda node: (node.role != "prefill", node.node_id)):
+        table.add_row(
+            node.node_id,
+            node.role,
+            node.address,
+            node.state,
+            f"{node.available_blocks} / {node.num_blocks}",
+            str(node.num_running),
+            str(node.num_queued),
+        )
+    console = Console()
+    if not console.is_terminal:  # a pipe has no width to cut to
+        console.width = 200
+    console.print(table)
+
+
+@contextmanager
+def progress_bars() -> Iterator[Callable[[str, int, int], None]]:
+    """A bar per stage: called with (stage, done bytes, total bytes), 0 for an unknown total."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(binary_units=True),
+        TimeRemainingColumn(),
+    )
+    bars: dict[str, TaskID] = {}
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+
+        def update(stage: str, done_bytes: int, total_bytes: int) -> None:
+            if stage not in bars:
+                bars[stage] = progress.add_task(stage, total=None)
+            progress.update(bars[stage], completed=done_bytes, total=total_bytes or None)
+
+        yield update
+
+
+def _milliseconds(time_s: float | None) -> str:
+    return "-" if time_s is None else f"{time_s * 1000:.1f} ms"
