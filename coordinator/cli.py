@@ -39,7 +39,7 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON object per line.")]
 Model = Annotated[str, typer.Option(help="A name from the catalog, or a folder.")]
 Dtype = Annotated[str | None, typer.Option(help="Of weights and KV, for example bfloat16.")]
 Threads = Annotated[
-    int | None, typer.Option(min=1, help="Per node. Default: the cores, divided by the nodes.")
+    int | None, typer.Option(min=1, help="Per node; nodes must not share cores. Default: 1.")
 ]
 KvMemory = Annotated[
     float | None, typer.Option("--kv-memory-gb", min=0.001, help="KV cache of each node.")
@@ -132,16 +132,15 @@ def up(
     step_budget_ms: StepBudget = None,
 ) -> None:
     """Run a cluster on this machine, in the foreground, until Ctrl-C."""
-    options = cli_cluster.node_options(
-        num_nodes=prefill + decode,
-        dtype=dtype,
-        threads=threads,
-        kv_memory_gb=kv_memory_gb,
-        block_size=block_size,
-        max_model_len=max_model_len,
-        max_running=max_running,
-        step_budget_ms=step_budget_ms,
-    )
+    options = {
+        "dtype": dtype,
+        "threads": threads,
+        "kv_memory_gb": kv_memory_gb,
+        "block_size": block_size,
+        "max_model_len": max_model_len,
+        "max_running": max_running,
+        "step_budget_ms": step_budget_ms,
+    }
     with exit_code_of_errors():
         # Here it is one line; from the nodes it would be one each, after their start.
         catalog.resolve_model(model, allow_download=False)
@@ -161,7 +160,7 @@ def up(
 @app.command(epilog=EPILOG)
 def demo(model: Model = _MODEL, dtype: Dtype = None, threads: Threads = None) -> None:
     """Download the model where need be, start two nodes, stream an answer, stop them."""
-    options = cli_cluster.node_options(num_nodes=2, dtype=dtype, threads=threads)
+    options = {"dtype": dtype, "threads": threads}
     with exit_code_of_errors():
         with progress_bars() as progress:
             catalog.pull(model, progress=progress)

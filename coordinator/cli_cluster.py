@@ -1,7 +1,6 @@
 """disagg up and disagg demo: a cluster in the foreground, gone when the command ends."""
 
 import asyncio
-import os
 import signal
 import sys
 import tempfile
@@ -16,13 +15,6 @@ from coordinator.render import write_nodes, write_summary, write_text
 from coordinator.supervisor import Cluster
 
 _QUESTION = "What is the capital of France?"
-
-
-def node_options(*, num_nodes: int, **options: object) -> dict[str, object]:
-    """Flags for the nodes. Without a number of threads, the nodes share the cores."""
-    if options.get("threads") is None:
-        options["threads"] = max(1, _num_cores() // num_nodes)
-    return options
 
 
 async def up(cluster: Cluster) -> ExitCode:
@@ -84,8 +76,3 @@ async def _until_sigterm(main: Coroutine[None, None, ExitCode]) -> ExitCode:
         if not is_terminated:
             raise
         return ExitCode.OK
-
-
-def _num_cores() -> int:
-    # Containers are often given some of the machine's cores only.
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1

@@ -50,10 +50,17 @@ class Admission:
                 lease = await self._take_when_free(num_blocks)
         finally:
             self.num_queued -= 1
+            self._freed.set()
         try:
             yield lease
         finally:
             self._give_back(lease)
+
+    async def wait_idle(self) -> None:
+        """Returns when no request is here."""
+        while self.num_running or self.num_queued:
+            self._freed.clear()
+            await self._freed.wait()
 
     async def _take_when_free(self, num_blocks: int) -> Lease:
         while True:

@@ -7,6 +7,7 @@ A role adds its servicers (serve_node's make_role) and gets this node, to which 
 """
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import os
@@ -226,8 +227,11 @@ async def serve_node(
         node.drain()
     finally:
         await server.set_serving(False)
-        await server.stop(grace_s=STOP_GRACE_S)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(STOP_GRACE_S):
+                await node.admission.wait_idle()
         await parts.close()
+        await server.stop(grace_s=0)
         registered.cancel()
         await asyncio.gather(registered, return_exceptions=True)
         await node.stop()

@@ -153,7 +153,8 @@ def _guard_unary(behaviour: Any) -> Any:
 
 
 async def _abort(context: Context, error: Exception) -> None:
-    if isinstance(error, grpc.aio.AbortError):
+    if isinstance(error, grpc.aio.BaseError):
+        # gRPC's own: the call was aborted, or the server stops.
         raise error
     if not isinstance(error, ServingError):
         log.error("unexpected error in a handler", exc_info=error)

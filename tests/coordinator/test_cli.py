@@ -24,15 +24,14 @@ ROOT = Path(__file__).parents[2]
 MAIN = "from coordinator.cli import main; main()"
 # The same command over the stand-in programs; BEHAVE makes one of them misbehave.
 WITH_STAND_INS = f"""
-import functools, os
+import os
 import coordinator.cli as cli, coordinator.cli_cluster as cli_cluster
+from coordinator.supervisor import Cluster
 behave = {{"behave": os.environ.get("BEHAVE")}}
-for module in (cli, cli_cluster):
-    module.Cluster = functools.partial(
-        module.Cluster, programs={PROGRAMS!r}, coordinator_options=behave
-    )
-options = cli_cluster.node_options
-cli_cluster.node_options = lambda **given: options(**given) | behave
+def cluster(*, node_options, **given):
+    options = {{"coordinator_options": behave, "node_options": node_options | behave}}
+    return Cluster(programs={PROGRAMS!r}, **options, **given)
+cli.Cluster = cli_cluster.Cluster = cluster
 cli.main()
 """
 # Nothing is downloaded in a test.

@@ -1,0 +1,37 @@
+# make demo: see it work. make test: prove it. make check: style, types, import order.
+# Everything lives in .venv; both are quick no-ops when it is up to date.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+MODEL := smollm2-135m
+
+.PHONY: demo test check protos model clean
+
+demo: model
+	@$(BIN)/disagg demo --model $(MODEL)
+
+test: model
+	@$(BIN)/python -m pytest
+
+check: $(INSTALLED)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/buf lint
+
+model: $(INSTALLED)
+	@$(BIN)/disagg pull $(MODEL)
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	@touch $@
+
+protos: $(INSTALLED)
+	$(BIN)/python -m grpc_tools.protoc -I . --python_out=. --pyi_out=. --grpc_python_out=. protos/pd/v1/*.proto
+
+clean:
+	rm -rf $(VENV)
