@@ -94,10 +94,13 @@ class Cluster:
     ) -> None:
         await self.stop()
 
-    async def start_node(self, name: str) -> Child:
-        """Starts "prefill-N" or "decode-N", also one that ended; returns when it listens."""
+    async def start_node(self, name: str, **node_options: object) -> Child:
+        """Starts "prefill-N" or "decode-N", also one that ended; returns when it listens.
+
+        node_options go before the cluster's.
+        """
         options = {"coordinator": self.address, "node_id": name, "listen": "127.0.0.1:0"}
-        child = self._spawn(name, options | self._node_options)
+        child = self._spawn(name, options | self._node_options | node_options)
         await child.read_address()
         return child
 

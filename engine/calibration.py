@@ -20,7 +20,7 @@ _DRAW = Draw(sampling=SamplingParams(), seed=0, choice=0, position=0)
 
 
 def calibrate(executor: Executor, pool: BlockPool, *, max_model_len: int) -> CostProfile:
-    """A profile fitted to the steps that max_model_len and the pool allow."""
+    """A profile fitted to steps that are cut to what max_model_len and the pool allow."""
     lease = pool.reserve(
         min(pool.counts().available, executor.layout.blocks_for(min(512, max_model_len)))
     )
@@ -29,10 +29,11 @@ def calibrate(executor: Executor, pool: BlockPool, *, max_model_len: int) -> Cos
     try:
         shapes, times_ms = [], []
         for num_rows, start, length in _STEPS:
-            if start + length <= num_tokens:
-                plan = _plan(num_rows, start, length, lease.block_ids)
-                shapes.append(total(row_shape(start, length) for _ in range(num_rows)))
-                times_ms.append(min(_time_ms(executor, plan) for _ in range(_REPEATS)))
+            length = min(length, num_tokens)
+            start = min(start, num_tokens - length)
+            plan = _plan(num_rows, start, length, lease.block_ids)
+            shapes.append(total(row_shape(start, length) for _ in range(num_rows)))
+            times_ms.append(min(_time_ms(executor, plan) for _ in range(_REPEATS)))
     finally:
         pool.end_write(lease.block_ids, writer="calibration")
         pool.release(lease)

@@ -1,0 +1,55 @@
+"""Tiny random models of every architecture, served split and whole: transformers' own tokens."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from coordinator.client import AsyncClient
+from coordinator.supervisor import Cluster
+from tests.e2e.serving import collect, near_ties, wait_all_available
+from tests.models import make_tiny_model, reference_greedy, reference_model
+
+BLOCK_SIZE = 4
+# Lengths at block and chunk edges; byte ids.
+PROMPTS = [[(7 * i + n) % 256 for i in range(n)] for n in (1, 3, 4, 5, 8, 33, 123)]
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "mistral"])
+async def test_served_tokens_equal_transformers(architecture: str, tmp_path: Path):
+    folder = make_tiny_model(tmp_path / "tiny", architecture)
+    options = {"dtype": "float32", "block_size": BLOCK_SIZE, "step_budget_ms": 2}
+    reference = reference_model(folder)
+    expected = [reference_greedy(reference, prompt, num_tokens=12) for prompt in PROMPTS]
+
+    def cluster(num_prefill: int) -> Cluster:
+        return Cluster(
+            model=str(folder),
+            num_prefill=num_prefill,
+            num_decode=1,
+            node_options={**options, "kv_memory_gb": 0.05},
+        )
+
+    num_ties = 0
+    async with (
+        cluster(1) as split,
+        cluster(0) as whole,
+        AsyncClient(split.address) as disaggregated,
+        AsyncClient(whole.address) as colocated,
+    ):
+        for client, served_as in ((disaggregated, "disaggregated"), (colocated, "local")):
+            results = await asyncio.gather(
+                *(collect(client, p, max_tokens=12, ignore_eos=True) for p in PROMPTS)
+            )
+            assert {result.finished.served_as for result in results} == {served_as}
+            for prompt, want, result in zip(PROMPTS, expected, results, strict=True):
+                num_ties += near_ties(reference, prompt, want, result.token_ids)
+        sample = {"max_tokens": 12, "temperature": 0.8, "top_k": 50, "seed": 7}
+        for prompt in PROMPTS:
+            split_run = await collect(disaggregated, prompt, **sample)
+            whole_run = await collect(colocated, prompt, **sample)
+            assert split_run.token_ids == whole_run.token_ids
+            assert split_run.text == whole_run.text
+        await wait_all_available(disaggregated)
+        await wait_all_available(colocated)
+    print(f"{architecture}: {2 * len(PROMPTS)} runs, {num_ties} near ties")
