@@ -12,6 +12,9 @@ from kvtransfer.layout import KvLayout
 from kvtransfer.messages import NodeKey
 from protos.errors import Reason, ServingError
 
+FULL = MAX_OUTSTANDING
+OTHER = "bfloat16"
+
 LAYOUT = KvLayout(
     model="m",
     model_digest="00",
@@ -53,14 +56,27 @@ def names(pair) -> tuple[str | None, str | None] | None:
     ("nodes", "expected"),
     [
         ([node("p0"), node("d0")], ("p0", "d0")),
-        ([node("p0"), node("d0", available_blocks=6), node("d1", available_blocks=7)], ("p0", "d1")),
         (
-            [node("p0"), node("d0", available_blocks=9, held_blocks=3), node("d1", available_blocks=7)],
+            [node("p0"), node("d0", available_blocks=6), node("d1", available_blocks=7)],
             ("p0", "d1"),
         ),
-        ([node("p0", outstanding_tokens=9), node("p1", outstanding_tokens=8), node("d0")], ("p1", "d0")),
-        ([node("p0", num_outstanding=MAX_OUTSTANDING), node("p1", outstanding_tokens=8), node("d0")], ("p1", "d0")),
-        ([node("p0", num_outstanding=MAX_OUTSTANDING), node("d0")], None),
+        (
+            [
+                node("p0"),
+                node("d0", available_blocks=9, held_blocks=3),
+                node("d1", available_blocks=7),
+            ],
+            ("p0", "d1"),
+        ),
+        (
+            [node("p0", outstanding_tokens=9), node("p1", outstanding_tokens=8), node("d0")],
+            ("p1", "d0"),
+        ),
+        (
+            [node("p0", num_outstanding=FULL), node("p1", outstanding_tokens=8), node("d0")],
+            ("p1", "d0"),
+        ),
+        ([node("p0", num_outstanding=FULL), node("d0")], None),
         ([node("p0"), node("d0", available_blocks=4)], None),
         ([node("p0"), node("d0", num_running=2)], None),
         ([node("p0"), node("d0", num_running=1, num_held=1)], None),
@@ -70,7 +86,7 @@ def names(pair) -> tuple[str | None, str | None] | None:
         ([node("p0", is_serving=False), node("d0")], (None, "d0")),
         ([node("p0"), node("d0"), node("d1", is_serving=False)], ("p0", "d0")),
     ],
-)  # fmt: skip
+)
 def test_a_request_gets_the_pair_that_the_policy_says(nodes, expected):
     assert names(choose_pair(nodes, NEED)) == expected
 
@@ -91,9 +107,9 @@ def test_a_decode_node_is_paired_with_the_prefill_node_of_its_layout():
     [
         ([], Reason.NO_NODES),
         ([node("p0")], Reason.NO_NODES),
-        ([node("p0"), node("d0", layout=replace(LAYOUT, dtype="bfloat16"))], Reason.LAYOUT_MISMATCH),
+        ([node("p0"), node("d0", layout=replace(LAYOUT, dtype=OTHER))], Reason.LAYOUT_MISMATCH),
     ],
-)  # fmt: skip
+)
 def test_what_can_never_be_paired_is_an_error(nodes, reason):
     with pytest.raises(ServingError) as error:
         choose_pair(nodes, NEED)
