@@ -7,13 +7,16 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 MODEL := smollm2-135m
 
-.PHONY: demo test check protos model clean
+.PHONY: demo test test-slow check protos model clean
 
 demo: model
 	@$(BIN)/disagg demo --model $(MODEL)
 
 test: model
 	@$(BIN)/python -m pytest
+
+test-slow: model
+	@$(BIN)/python -m pytest -m slow
 
 check: $(INSTALLED)
 	$(BIN)/ruff check

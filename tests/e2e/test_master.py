@@ -5,6 +5,7 @@ against each other.
 """
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -133,6 +134,23 @@ async def test_a_drawn_seed_reproduces_its_run(clients, prompts):
     first = await collect(disaggregated, prompts[0], **options)
     again = await collect(disaggregated, prompts[0], seed=first.finished.seed, **options)
     assert again.token_ids == first.token_ids
+
+
+@pytest.mark.slow
+async def test_a_third_of_200_requests_cancelled_at_random_moments_leaks_nothing(clients, prompts):
+    rng = random.Random(3)
+
+    async def one(client: AsyncClient, index: int) -> None:
+        prompt = rng.choice(prompts[:-3])
+        try:
+            async with asyncio.timeout(rng.uniform(0, 20) if index % 3 == 0 else None):
+                await collect(client, prompt, max_tokens=8, ignore_eos=True)
+        except TimeoutError:
+            pass
+
+    for client in clients:
+        await asyncio.gather(*(one(client, index) for index in range(200)))
+        await wait_all_available(client)
 
 
 async def test_every_block_is_available_in_the_end(clients):

@@ -27,6 +27,12 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 500.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
 LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.5}
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -46,6 +52,30 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {"tie_word_embeddings": True, "num_key_value_heads": 1},
     ),
     "mistral": ("mistral", {}),
+    "mistral with a window below a block": ("mistral", {"sliding_window": 3}),
+    "mistral with a window across blocks": ("mistral", {"sliding_window": 37}),
+    "qwen2 with windows from layer 1 on": (
+        "qwen2",
+        {
+            "head_dim": 8,
+            "use_sliding_window": True,
+            "sliding_window": 17,
+            "max_window_layers": 1,
+        },
+    ),
+    "qwen3 with windows by layer type": (
+        "qwen3",
+        {
+            "use_sliding_window": True,
+            "sliding_window": 7,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    "llama yarn rope": ("llama", {"rope_parameters": YARN}),
+    "qwen3 yarn rope, its own attention factor": (
+        "qwen3",
+        {"rope_parameters": YARN | {"attention_factor": 1.5, "beta_fast": 8.0, "truncate": False}},
+    ),
 }
 
 

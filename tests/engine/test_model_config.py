@@ -41,6 +41,10 @@ LLAMA3 = {
 }
 
 
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
+WINDOWED = QWEN2 | {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 0}
+
+
 def without(raw: dict[str, Any], name: str) -> dict[str, Any]:
     return {key: value for key, value in raw.items() if key != name}
 
@@ -95,6 +99,11 @@ def test_eos_is_an_int_or_a_list_and_generation_config_wins() -> None:
         BASE | {"rope_theta": 5e5, "rope_scaling": LLAMA3},
         BASE | {"rope_parameters": LLAMA3 | {"rope_theta": 5e5}},
         BASE | {"rope_theta": 5e5, "rope_scaling": None, "head_dim": 64},
+        BASE | {"rope_theta": 5e5, "rope_scaling": YARN},
+        BASE | {"rope_parameters": YARN | {"rope_theta": 5e5, "beta_fast": 16, "beta_slow": 2}},
+        BASE | {"rope_parameters": YARN | {"rope_theta": 1e4, "truncate": False}},
+        BASE | {"rope_parameters": YARN | {"rope_theta": 1e4, "attention_factor": 1.25}},
+        BASE | {"rope_parameters": YARN | {"rope_theta": 1e4, "mscale": 0.7, "mscale_all_dim": 2}},
     ],
 )
 def test_both_spellings_of_rope_give_the_frequencies_of_transformers(
@@ -104,7 +113,9 @@ def test_both_spellings_of_rope_give_the_frequencies_of_transformers(
     theirs = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tmp_path))
     config = read_model_config(tmp_path)
     ours = inverse_frequencies(config.rope, config.head_dim)
-    torch.testing.assert_close(ours, theirs.model.rotary_emb.inv_freq, rtol=1e-6, atol=0)
+    rotary = theirs.model.rotary_emb
+    torch.testing.assert_close(ours, rotary.inv_freq, rtol=1e-6, atol=0)
+    assert config.rope.attention_factor == pytest.approx(rotary.attention_scaling)
 
 
 def test_both_spellings_of_rope_are_the_same_value() -> None:
@@ -122,7 +133,9 @@ def test_both_spellings_of_rope_are_the_same_value() -> None:
         (BASE | {"architectures": ["LlamaForSequenceClassification"]}, "architectures: "),
         (BASE | {"hidden_act": "gelu"}, "hidden_act: 'gelu' is not 'silu'"),
         (BASE | {"quantization_config": {"bits": 4}}, "quantization_config: {'bits': 4}"),
-        (BASE | {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rope type 'yarn'"),
+        (BASE | {"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "type 'longrope'"),
+        (BASE | {"rope_scaling": YARN | {"beta_fast": 0.5}}, "beta_fast 0.5 is below beta_slow"),
+        (BASE | {"rope_scaling": YARN | {"truncate": 1}}, "truncate 1 is not a boolean"),
         (BASE | {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope type 'dynamic'"),
         (BASE | {"rope_parameters": {"full_attention": {}}}, "rope_parameters: "),
         (BASE | {"rope_scaling": {"type": "linear"}}, "factor None is not a positive number"),
@@ -140,12 +153,15 @@ def test_both_spellings_of_rope_are_the_same_value() -> None:
         (BASE | {"eos_token_id": "2"}, "eos_token_id: '2'"),
         (BASE | {"attention_bias": "yes"}, "attention_bias: 'yes' is not a boolean"),
         (BASE | {"rms_norm_eps": 0}, "rms_norm_eps: 0 is not a positive number"),
-        (MISTRAL | {"sliding_window": 1024}, "sliding_window: 1024"),
+        (MISTRAL | {"sliding_window": 0}, "sliding_window: 0 is not a positive integer"),
+        (BASE | {"layer_types": ["sliding_attention"] * 3}, "layer_types: "),
+        (MISTRAL | {"layer_types": ["sliding_attention"] * 3}, "layer_types: "),
         (QWEN2 | {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types: "),
         (
-            QWEN2 | {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1},
-            "sliding_window: 64",
+            QWEN2 | {"layer_types": ["sliding_attention"] * 3},
+            "layer_types: 'sliding_attention' with use_sliding_window False",
         ),
+        (QWEN2 | {"use_sliding_window": True, "max_window_layers": "1"}, "max_window_layers: '1'"),
     ],
 )
 def test_what_is_not_computed_is_refused_by_field_and_value(
@@ -164,14 +180,39 @@ def test_what_is_not_computed_is_refused_by_field_and_value(
         QWEN2 | {"sliding_window": 64, "use_sliding_window": True, "max_window_layers": 3},
     ],
 )
-def test_a_sliding_window_that_no_token_can_leave_is_accepted(raw: dict[str, Any]) -> None:
-    assert parse_model_config(raw, {}).num_layers == 3
+def test_a_sliding_window_that_no_token_can_leave_is_none(raw: dict[str, Any]) -> None:
+    config = parse_model_config(raw, {})
+    assert config.windows == (None, None, None)
+    assert not config.has_window
+
+
+@pytest.mark.parametrize(
+    ("raw", "windows"),
+    [
+        (MISTRAL | {"sliding_window": 64}, (64, 64, 64)),
+        (WINDOWED, (64, 64, 64)),
+        (WINDOWED | {"max_window_layers": 2}, (None, None, 64)),
+        (
+            WINDOWED | {"layer_types": ["sliding_attention", "full_attention", "full_attention"]},
+            (64, None, None),
+        ),
+    ],
+)
+def test_windows_are_by_layer_as_transformers_reads_them(
+    raw: dict[str, Any], windows: tuple[int | None, ...], tmp_path: Path
+) -> None:
+    config = parse_model_config(raw, {})
+    assert config.windows == windows
+    assert config.has_window
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    theirs = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tmp_path))
+    assert windows == tuple(layer.self_attn.sliding_window if raw["model_type"] == "qwen2"
+                            else theirs.config.sliding_window for layer in theirs.model.layers)
 
 
 def test_a_mistral_that_does_not_say_has_the_default_window() -> None:
     raw = without(MISTRAL, "sliding_window") | {"max_position_embeddings": 32768}
-    with pytest.raises(ValueError, match="sliding_window: 4096"):
-        parse_model_config(raw, {})
+    assert parse_model_config(raw, {}).windows == (4096, 4096, 4096)
 
 
 def test_damaged_and_absent_files_are_named(tmp_path: Path) -> None:
