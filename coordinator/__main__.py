@@ -13,7 +13,7 @@ from coordinator.queue import PairingQueue
 from coordinator.registry import Registry
 from coordinator.tokenizer import ModelTokenizer
 from engine.catalog import resolve_model
-from engine.knobs import DEFAULT_COORDINATOR
+from engine.knobs import DEFAULT_COORDINATOR, address
 from engine.process import StartError, announce, run_program
 from protos.errors import Reason, ServingError
 from protos.pd.v1 import cluster_pb2_grpc, generation_pb2_grpc
@@ -30,6 +30,7 @@ def main() -> int:
     )
     parser.add_argument(
         "--listen",
+        type=address,
         metavar="HOST:PORT",
         default=DEFAULT_COORDINATOR,
         help="where to serve clients and nodes; port 0 is any free port",
@@ -80,10 +81,10 @@ async def _serve(listen: str, model_name: str, stop: asyncio.Event) -> None:
     server.announce("pd.v1.GenerationService")
     server.announce("pd.v1.ClusterService")
     try:
-        address = await server.start(listen)
+        bound = await server.start(listen)
     except OSError as error:
         raise StartError(str(error)) from error
-    announce(role="coordinator", node_id="coordinator", address=address)
+    announce(role="coordinator", node_id="coordinator", address=bound)
     await server.set_serving(True)
     await stop.wait()
     await server.set_serving(False)

@@ -5,10 +5,12 @@
          events: RESERVED, runs of tokens (first, sealed, decoded), to the one that is the last
 
 The Decode stream is the truth: once it is sealed, an error of the prefill call does not matter.
-Closing the generator cancels both calls, and that is all it takes to free both nodes.
+release() cancels both calls, and that is all it takes to free both nodes. It happens when the
+events are closed, and at the deadline, whether or not anybody reads the events then.
 """
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Coroutine
 from enum import Enum
 from typing import Any
@@ -26,6 +28,8 @@ from protos.pd.v1 import decode_pb2, prefill_pb2, types_pb2
 MAX_EVENTS = 64
 # An aborted transfer is a consequence; its cause is on its way.
 CAUSE_WAIT_S = 0.5
+# A decode node that answers so has started nothing: the request may wait for its next status.
+_TRY_LATER = (Reason.BLOCKS_EXHAUSTED, Reason.NOT_READY)
 
 
 class Stage(Enum):
@@ -43,7 +47,7 @@ class Refused(Exception):
 
 
 class Attempt:
-    """The calls of one try to serve sequence on the claim's pair, within timeout_s."""
+    """The calls of one try to serve sequence on the claim's pair, until deadline (monotonic)."""
 
     def __init__(
         self,
@@ -51,13 +55,14 @@ class Attempt:
         sequence: types_pb2.Sequence,
         *,
         channels: NodeChannels,
-        timeout_s: float,
+        deadline: float,
     ) -> None:
         self._claim = claim
         self._sequence = sequence
         self._channels = channels
-        self._timeout_s = timeout_s
-        self._events: asyncio.Queue[Event | ServingError] = asyncio.Queue(MAX_EVENTS)
+        self._timeout_s = max(0.0, deadline - time.monotonic())
+        self._events: asyncio.Queue[Event | types_pb2.Target | Exception] = asyncio.Queue()
+        self._room = asyncio.Semaphore(MAX_EVENTS)
         self._calls: list[Any] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._is_sealed = False
@@ -65,59 +70,68 @@ class Attempt:
     async def events(self) -> AsyncGenerator[Event, None]:
         """Everything in order, to the run that ends the generation. Raises ServingError, and
         Refused before the first event."""
-        pair = self._claim.pair
-        nodes = [node for node in (pair.prefill, pair.decode) if node is not None]
+        prefill, decode = self._claim.pair.prefill, self._claim.pair.decode
+        nodes = [node for node in (prefill, decode) if node is not None]
         for node in nodes:
             node.on_lost.add(self._node_lost)
+        expiry = asyncio.get_running_loop().call_later(self._timeout_s, self._expire)
         try:
-            target = None
-            if pair.decode is not None:
-                target = await self._reserve(pair.decode)
-                yield Stage.RESERVED
-            if pair.prefill is not None:
-                self._start(self._prefill(pair.prefill, target))
+            if decode is not None:
+                self._start(self._decode(decode))
+            elif prefill is not None:
+                self._start(self._prefill(prefill, None))
             while True:
                 event = await self._events.get()
-                if isinstance(event, ServingError):
+                self._room.release()
+                if isinstance(event, Exception):
                     raise await self._cause(event)
+                if isinstance(event, types_pb2.Target):
+                    if prefill is not None:
+                        self._start(self._prefill(prefill, event))
+                    event = Stage.RESERVED
                 yield event
                 if isinstance(event, types_pb2.TokenRun) and event.finish_reason:
                     return
         finally:
+            expiry.cancel()
             for node in nodes:
                 node.on_lost.discard(self._node_lost)
-            for task in self._tasks:
-                task.cancel()
-            for call in self._calls:
-                call.cancel()
-            self._claim.let_go(decode=True, prefill=True)
+            self._release()
 
-    async def _reserve(self, decode: NodeEntry) -> types_pb2.Target:
-        """Starts the Decode call as far as its reservation."""
+    async def _decode(self, decode: NodeEntry) -> None:
         call = self._channels.decode(decode).Decode(timeout=self._timeout_s)
         self._calls.append(call)
         try:
             await call.write(decode_pb2.DecodeRequest(start=self._sequence))
-            response = await call.read()
-            if response is grpc.aio.EOF:
-                raise ServingError(Reason.INTERNAL, f"{decode.key} ended without an answer")
             await call.write(self._how_to_prefill())
             await call.done_writing()
+            while (response := await call.read()) is not grpc.aio.EOF:
+                match response.WhichOneof("event"):
+                    case "reserved":
+                        await self._put(self._reserved(decode, response.reserved))
+                    case "sealed":
+                        self._is_sealed = True
+                        await self._put(Stage.SEALED)
+                        for run in response.sealed.runs:
+                            await self._put(run)
+                    case "tokens":
+                        await self._put(response.tokens)
+            self._fail(ServingError(Reason.INTERNAL, f"{decode.key} ended early"))
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
             failure = await _node_error(call, error, decode)
-            if failure.reason is not Reason.BLOCKS_EXHAUSTED:
-                raise failure from error
-            decode.refused_seq = decode.status_seq
-            raise Refused from error
-        reserved = response.reserved
+            if failure.reason not in _TRY_LATER:
+                self._fail(failure)
+            else:
+                decode.refused_seq = decode.status_seq
+                self._fail(Refused())
+
+    def _reserved(self, decode: NodeEntry, reserved: decode_pb2.Reserved) -> types_pb2.Target:
         if reserved.status_seq > decode.status_seq:
             decode.status_seq = reserved.status_seq
             decode.available_blocks = reserved.available_blocks
             decode.num_running += 1
         self._claim.let_go(decode=True)
-        self._start(self._decode(call, decode))
-        target: types_pb2.Target = reserved.target
-        return target
+        return reserved.target
 
     def _how_to_prefill(self) -> decode_pb2.DecodeRequest:
         pair = self._claim.pair
@@ -126,21 +140,6 @@ class Attempt:
         remote = decode_pb2.Remote(prefill=node_to_pb(pair.prefill.key))
         return decode_pb2.DecodeRequest(remote=remote)
 
-    async def _decode(self, call: Any, decode: NodeEntry) -> None:
-        try:
-            while (response := await call.read()) is not grpc.aio.EOF:
-                if response.WhichOneof("event") == "sealed":
-                    self._is_sealed = True
-                    await self._events.put(Stage.SEALED)
-                    for run in response.sealed.runs:
-                        await self._events.put(run)
-                else:
-                    await self._events.put(response.tokens)
-        except grpc.aio.AioRpcError as error:
-            await self._events.put(await _node_error(call, error, decode))
-        else:
-            await self._events.put(ServingError(Reason.INTERNAL, f"{decode.key} ended early"))
-
     async def _prefill(self, prefill: NodeEntry, target: types_pb2.Target | None) -> None:
         request = prefill_pb2.PrefillRequest(sequence=self._sequence, target=target)
         call = self._channels.prefill(prefill).Prefill(request, timeout=self._timeout_s)
@@ -148,12 +147,19 @@ class Attempt:
         try:
             async for response in call:
                 for run in response.first_token.runs:
-                    await self._events.put(run)
+                    await self._put(run)
         except grpc.aio.AioRpcError as error:
             if not self._is_sealed:
-                await self._events.put(await _node_error(call, error, prefill))
+                self._fail(await _node_error(call, error, prefill))
         finally:
             self._claim.let_go(prefill=True)
+
+    async def _put(self, event: Event | types_pb2.Target) -> None:
+        await self._room.acquire()
+        self._events.put_nowait(event)
+
+    def _fail(self, error: Exception) -> None:
+        self._events.put_nowait(error)
 
     def _start(self, coroutine: Coroutine[Any, Any, None]) -> None:
         self._tasks.append(asyncio.create_task(coroutine))
@@ -162,11 +168,25 @@ class Attempt:
         pair = self._claim.pair
         if self._is_sealed and pair.decode is not None and not pair.decode.is_lost:
             return
-        lost = [node for node in (pair.prefill, pair.decode) if node is not None and node.is_lost]
-        error = ServingError(Reason.NODE_LOST, f"lost {lost[0].key}", node=lost[0].key)
-        self._start(self._events.put(error))
+        for node in (pair.prefill, pair.decode):
+            if node is not None and node.is_lost:
+                self._fail(ServingError(Reason.NODE_LOST, f"lost {node.key}", node=node.key))
 
-    async def _cause(self, error: ServingError) -> ServingError:
+    def _expire(self) -> None:
+        self._release()
+        self._fail(ServingError(Reason.DEADLINE_EXCEEDED, "the deadline has passed"))
+
+    def _release(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        for call in self._calls:
+            call.cancel()
+        self._claim.let_go(decode=True, prefill=True)
+
+    async def _cause(self, error: Exception) -> Exception:
+        """The error to report: what is behind it, if that is about to arrive."""
+        if not isinstance(error, ServingError):
+            return error
         if error.reason not in (Reason.TRANSFER_ABORTED, Reason.LANE_LOST):
             return error
         try:
@@ -193,7 +213,7 @@ async def _node_error(call: Any, error: Exception, node: NodeEntry) -> ServingEr
     if ours is not None:
         return ours
     match error.code():
-        case grpc.StatusCode.UNAVAILABLE:
+        case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.CANCELLED:
             return ServingError(Reason.NODE_LOST, f"lost {node.key}", node=node.key)
         case grpc.StatusCode.DEADLINE_EXCEEDED:
             return ServingError(Reason.DEADLINE_EXCEEDED, "the deadline has passed")

@@ -15,6 +15,7 @@ from protos.pd.v1 import generation_pb2, types_pb2
 
 DEFAULT_MAX_TOKENS = 256
 MAX_STOP_TOKEN_IDS = 64
+MAX_CHAT_MESSAGES = 4096
 MAX_ID_LENGTH = 128
 # A token is rarely longer; what is longer than this cannot fit and is not tokenized.
 MAX_BYTES_PER_TOKEN = 32
@@ -69,8 +70,8 @@ async def check_request(
     limits: ServedLimits,
 ) -> CheckedRequest:
     """Raises ServingError with the field that is wrong."""
-    if len(request_id) > MAX_ID_LENGTH:
-        raise invalid("request_id", f"is longer than {MAX_ID_LENGTH} characters")
+    if len(request_id) > MAX_ID_LENGTH or not request_id.isprintable():
+        raise invalid("request_id", f"is not up to {MAX_ID_LENGTH} printable characters")
     if request.model and request.model != limits.model:
         raise ServingError(
             Reason.UNKNOWN_MODEL,
@@ -117,8 +118,8 @@ async def _prompt(
 ) -> tuple[int, ...]:
     match request.WhichOneof("prompt"):
         case "token_ids":
+            _check_length("token_ids", len(request.token_ids.ids), limits)
             token_ids = tuple(request.token_ids.ids)
-            _check_length("token_ids", len(token_ids), limits)
             if any(token_id >= limits.vocab_size for token_id in token_ids):
                 raise invalid("token_ids", f"ids are not in 0..{limits.vocab_size - 1}")
         case "text":
@@ -126,14 +127,14 @@ async def _prompt(
             token_ids = tuple(await tokenizer.encode_async(request.text))
             _check_length("text", len(token_ids), limits)
         case "chat":
-            size = sum(len(message.content) for message in request.chat.messages)
+            if len(request.chat.messages) > MAX_CHAT_MESSAGES:
+                raise invalid("chat.messages", f"has more than {MAX_CHAT_MESSAGES} entries")
+            messages = request.chat.messages
+            size = sum(len(message.role) + len(message.content) for message in messages)
             _check_bytes("chat", size, limits)
-            messages = [
-                {"role": message.role, "content": message.content}
-                for message in request.chat.messages
-            ]
+            chat = [{"role": message.role, "content": message.content} for message in messages]
             try:
-                token_ids = tuple(await tokenizer.encode_chat_async(messages))
+                token_ids = tuple(await tokenizer.encode_chat_async(chat))
             except ValueError as error:
                 raise invalid("chat", str(error)) from error
             _check_length("chat", len(token_ids), limits)

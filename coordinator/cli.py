@@ -11,7 +11,6 @@ from coordinator.client import Client
 from coordinator.events import GenerationOptions, Prompt
 from coordinator.exits import EPILOG, exit_code_of_errors
 from coordinator.render import progress_bars, write_json, write_nodes
-from coordinator.supervisor import Cluster
 from engine import catalog
 
 _ADDRESS = "127.0.0.1:50051"
@@ -36,7 +35,7 @@ Seed = Annotated[int | None, typer.Option(min=0, max=2**64 - 1, help="Repeats an
 Timeout = Annotated[float | None, typer.Option(min=0.001, help="Deadline; the server's: 120 s.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object per line.")]
 
-Model = Annotated[str, typer.Option(help="A name from the catalog, or a folder.")]
+Model = Annotated[str, typer.Option(help="Catalogue name, folder, .gguf file or hub id.")]
 Dtype = Annotated[str | None, typer.Option(help="Of weights and KV, for example bfloat16.")]
 Threads = Annotated[
     int | None, typer.Option(min=1, help="Per node; nodes must not share cores. Default: 1.")
@@ -146,7 +145,7 @@ def up(
         catalog.resolve_model(model, allow_download=False)
         if log_dir is not None:
             log_dir.mkdir(parents=True, exist_ok=True)
-        cluster = Cluster(
+        serving = cli_cluster.up(
             model=model,
             num_prefill=prefill,
             num_decode=decode,
@@ -154,7 +153,7 @@ def up(
             listen=listen,
             log_dir=log_dir,
         )
-        raise typer.Exit(cli_cluster.run_until_signal(cli_cluster.up(cluster)))
+        raise typer.Exit(cli_cluster.run_until_signal(serving))
 
 
 @app.command(epilog=EPILOG)

@@ -4,22 +4,33 @@ import asyncio
 import signal
 import sys
 import tempfile
-from collections.abc import Coroutine, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 from coordinator.child import ChildFailed
 from coordinator.client import AsyncClient
 from coordinator.events import Delta
 from coordinator.exits import ExitCode, report
-from coordinator.render import write_nodes, write_summary, write_text
+from coordinator.render import loading_bars, write_nodes, write_summary, write_text
 from coordinator.supervisor import Cluster
 
 _QUESTION = "What is the capital of France?"
 
 
-async def up(cluster: Cluster) -> ExitCode:
+@asynccontextmanager
+async def started(**options: Any) -> AsyncIterator[Cluster]:
+    """A Cluster of these options, running; bars show how its weights load."""
+    async with AsyncExitStack() as stack:
+        with loading_bars() as on_loaded:
+            cluster = await stack.enter_async_context(Cluster(on_loaded=on_loaded, **options))
+        yield cluster
+
+
+async def up(**options: Any) -> ExitCode:
     """Serves until a program ends. Raises ChildFailed when the cluster does not start."""
-    async with cluster:
+    async with started(**options) as cluster:
         async with AsyncClient(cluster.address) as client:
             write_nodes(await client.list_nodes())
         sys.stdout.write(f"ready {cluster.address}\n")
@@ -35,14 +46,14 @@ async def demo(*, model: str, options: Mapping[str, object]) -> ExitCode:
     """Starts one prefill and one decode node, streams an answer, and stops them."""
     with tempfile.TemporaryDirectory(prefix="disagg-demo-") as log_dir:
         report("starting a prefill node and a decode node")
-        cluster = Cluster(
-            model=model,
-            num_prefill=1,
-            num_decode=1,
-            node_options=options,
-            log_dir=Path(log_dir),
-        )
-        async with cluster, AsyncClient(cluster.address) as client:
+        cluster_options = {
+            "model": model,
+            "num_prefill": 1,
+            "num_decode": 1,
+            "node_options": options,
+            "log_dir": Path(log_dir),
+        }
+        async with started(**cluster_options) as cluster, AsyncClient(cluster.address) as client:
             write_nodes(await client.list_nodes())
             write_text(f"> {_QUESTION}\n")
             prompt = [{"role": "user", "content": _QUESTION}]

@@ -12,7 +12,7 @@ from coordinator.registry import NodeEntry, Registry
 from kvtransfer.wire import layout_from_pb, layout_to_pb, node_from_pb, node_to_pb
 from protos.errors import Reason, ServingError, invalid
 from protos.pd.v1 import cluster_pb2, cluster_pb2_grpc
-from protos.serving import PROTOCOL_VERSION, Context
+from protos.serving import PROTOCOL_VERSION, Context, next_message
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,8 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
     async def Register(
         self, requests: AsyncIterator[cluster_pb2.RegisterRequest], context: Context
     ) -> AsyncIterator[cluster_pb2.RegisterResponse]:
-        entry = self._admit((await anext(requests)).registration)
+        first = await next_message(requests, timeout_s=SILENCE_S)
+        entry = self._admit(first.registration)
         self._registry.register(entry)
         log.info("node registered node=%s address=%s", entry.key, entry.address)
         listening = asyncio.create_task(self._listen(entry, requests))
@@ -38,12 +39,17 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
         listening.add_done_callback(lambda _: change.set())
         told = None
         try:
-            while not listening.done():
+            while not listening.done() and not entry.is_lost:
+                # Before looking: what changes while a message goes out must wake the wait below.
+                change.clear()
                 if told != self._registry.version:
                     told = self._registry.version
                     yield cluster_pb2.RegisterResponse(membership=self._membership())
-                change.clear()
                 await change.wait()
+            if not listening.done():
+                raise ServingError(
+                    Reason.UNKNOWN_NODE, f"{entry.key.node_id} was registered again", node=entry.key
+                )
             listening.result()
         finally:
             self._registry.unlisten(change.set)
@@ -75,8 +81,10 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
                 f"model: {layout.model!r}, this coordinator serves {self._model!r}",
                 field="model",
             )
-        if registration.role == cluster_pb2.NODE_ROLE_UNSPECIFIED:
-            raise invalid("registration.role", "is not set")
+        if registration.role not in (cluster_pb2.NODE_ROLE_PREFILL, cluster_pb2.NODE_ROLE_DECODE):
+            raise invalid("registration.role", f"{registration.role} is neither prefill nor decode")
+        if not registration.node.node_id or not registration.address:
+            raise invalid("registration", "node_id and address must be set")
         return NodeEntry(
             key=node_from_pb(registration.node),
             is_prefill=registration.role == cluster_pb2.NODE_ROLE_PREFILL,
@@ -133,6 +141,7 @@ def _update(entry: NodeEntry, status: cluster_pb2.NodeStatus) -> bool:
     entry.num_queued = status.num_queued
     entry.queued_tokens = status.queued_tokens
     entry.num_steps = status.step
+    entry.loaded_percent = status.loaded_percent
     has_step = status.HasField("step_age")
     entry.step_age_s = status.step_age.ToNanoseconds() / 1e9 if has_step else None
     after = (entry.is_serving, entry.available_blocks, entry.num_running, entry.is_refusing)
@@ -157,6 +166,7 @@ def _info(node: NodeEntry) -> cluster_pb2.NodeInfo:
         num_queued=node.num_queued,
         queued_tokens=node.queued_tokens,
         step=node.num_steps,
+        loaded_percent=node.loaded_percent,
     )
     if node.step_age_s is not None:
         status.step_age.FromNanoseconds(int(node.step_age_s * 1e9))

@@ -116,6 +116,7 @@ class Node:
     available_blocks: int
     num_running: int
     num_queued: int
+    loaded_percent: int
 
 
 class GenerationError(Exception):
@@ -207,6 +208,7 @@ def read_node(info: Any) -> Node:
         available_blocks=status.available_blocks,
         num_running=status.num_running,
         num_queued=status.num_queued,
+        loaded_percent=status.loaded_percent,
     )
 
 

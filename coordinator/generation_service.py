@@ -11,10 +11,10 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 
 from coordinator.answer import Answer, Marks
-from coordinator.attempt import Attempt, Refused, Stage
+from coordinator.attempt import Attempt, Event, Refused, Stage
 from coordinator.checked_request import MAX_ID_LENGTH, CheckedRequest, ServedLimits, check_request
 from coordinator.node_channels import NodeChannels
 from coordinator.pairing import Pair
@@ -49,40 +49,35 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         self, request: generation_pb2.GenerateRequest, context: Context
     ) -> AsyncIterator[generation_pb2.GenerateResponse]:
         marks = Marks(arrived=_now())
-        request_id = request.request_id or secrets.token_hex(8)
         remaining_s = context.time_remaining()
-        deadline_s = DEFAULT_DEADLINE_S if remaining_s is None else remaining_s
+        deadline = marks.arrived + (DEFAULT_DEADLINE_S if remaining_s is None else remaining_s)
+        request_id = request.request_id or secrets.token_hex(8)
         outcome = "cancelled"
         try:
-            async with asyncio.timeout(deadline_s):
+            limits = self._limits()
+            async with _until(deadline):
                 checked = await check_request(
-                    request,
-                    request_id=request_id,
-                    tokenizer=self._tokenizer,
-                    limits=self._limits(),
+                    request, request_id=request_id, tokenizer=self._tokenizer, limits=limits
                 )
-                async with aclosing(self._serve(checked, marks, deadline_s)) as responses:
-                    async for response in responses:
-                        yield response
-            outcome = "ok"
-        except TimeoutError as error:
-            outcome = Reason.DEADLINE_EXCEEDED.name
-            raise ServingError(
-                Reason.DEADLINE_EXCEEDED, f"not finished within {deadline_s:.3g} s"
-            ) from error
+            async with aclosing(self._serve(checked, limits, marks, deadline)) as responses:
+                async for response in responses:
+                    if response.HasField("finished"):
+                        # Now: a client may leave as soon as it has this.
+                        outcome = "ok"
+                    yield response
         except ServingError as error:
             outcome = f"{error.reason.name} {error.message}"
             raise
         finally:
             log.info(
-                "request ended request=%s outcome=%s seconds=%.3f",
+                "request ended request=%r outcome=%r seconds=%.3f",
                 request_id[:MAX_ID_LENGTH],
                 outcome,
                 _now() - marks.arrived,
             )
 
     async def _serve(
-        self, checked: CheckedRequest, marks: Marks, deadline_s: float
+        self, checked: CheckedRequest, limits: ServedLimits, marks: Marks, deadline: float
     ) -> AsyncGenerator[generation_pb2.GenerateResponse, None]:
         answer = Answer(
             detokenizer=self._tokenizer.detokenizer(),
@@ -91,30 +86,44 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         )
         arrival = self._queue.arrival()
         while True:
-            claim = await self._queue.pair(arrival, checked.need)
+            async with _until(deadline):
+                claim = await self._queue.pair(arrival, checked.need)
             marks.paired = _now()
-            age_s = marks.paired - marks.arrived
-            sequence = checked.to_sequence(model=self._limits().model, age_s=age_s)
-            attempt = Attempt(
-                claim, sequence, channels=self._channels, timeout_s=deadline_s - age_s
-            )
+            sequence = checked.to_sequence(model=limits.model, age_s=marks.paired - marks.arrived)
+            attempt = Attempt(claim, sequence, channels=self._channels, deadline=deadline)
             try:
                 async with aclosing(attempt.events()) as events:
                     async for event in events:
-                        if event is Stage.RESERVED:
-                            marks.reserved = _now()
-                        elif event is Stage.SEALED:
-                            marks.sealed = _now()
-                        elif not isinstance(event, Stage):
-                            delta = answer.push(event, now=_now())
-                            if delta is not None:
-                                yield generation_pb2.GenerateResponse(
-                                    request_id=checked.request_id, delta=delta
-                                )
+                        delta = _take_in(event, answer)
+                        if delta is not None:
+                            yield generation_pb2.GenerateResponse(
+                                request_id=checked.request_id, delta=delta
+                            )
             except Refused:
                 continue
             yield _finished(checked, answer, claim.pair)
             return
+
+
+@asynccontextmanager
+async def _until(deadline: float) -> AsyncIterator[None]:
+    """Bounds a wait inside one call. Raises ServingError (DEADLINE_EXCEEDED)."""
+    try:
+        async with asyncio.timeout(max(0.0, deadline - _now())):
+            yield
+    except TimeoutError:
+        raise ServingError(Reason.DEADLINE_EXCEEDED, "the deadline has passed") from None
+
+
+def _take_in(event: Event, answer: Answer) -> generation_pb2.GenerationDelta | None:
+    now = _now()
+    if event is Stage.RESERVED:
+        answer.marks.reserved = now
+    elif event is Stage.SEALED:
+        answer.marks.sealed = now
+    elif not isinstance(event, Stage):
+        return answer.push(event, now=now)
+    return None
 
 
 def _finished(

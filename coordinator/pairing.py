@@ -42,6 +42,8 @@ def choose_pair(nodes: Iterable[NodeEntry], need: Need) -> Pair | None:
     decodes = [node for node in serving if not node.is_prefill]
     if not decodes:
         raise ServingError(Reason.NO_NODES, "no decode node is serving", retry_after_s=1.0)
+    decodes = _long_enough(decodes, need.max_num_tokens)
+    prefills = prefills and _long_enough(prefills, need.num_prompt_tokens + 1)
     if not prefills:
         decode = _most_available(decodes, need)
         if decode is None:
@@ -78,6 +80,17 @@ def _most_available(nodes: Iterable[NodeEntry], need: Need) -> NodeEntry | None:
         and not node.is_refusing
     ]
     return max(room, key=available, default=None)
+
+
+def _long_enough(nodes: list[NodeEntry], num_tokens: int) -> list[NodeEntry]:
+    able = [node for node in nodes if node.max_model_len >= num_tokens]
+    if not able:
+        raise ServingError(
+            Reason.CONTEXT_TOO_LONG,
+            f"{num_tokens} tokens are more than any node takes",
+            limit=max(node.max_model_len for node in nodes),
+        )
+    return able
 
 
 def _least_loaded(nodes: Iterable[NodeEntry]) -> NodeEntry | None:

@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 
 from coordinator.pairing import Need, Pair, choose_pair
 from coordinator.registry import Registry
-from protos.errors import ServingError
+from protos.errors import Reason, ServingError
+
+MAX_WAITING = 1024
 
 
 class Claim:
@@ -57,8 +59,9 @@ class _Waiting:
 class PairingQueue:
     """One line for all requests of this coordinator."""
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, registry: Registry, *, max_waiting: int = MAX_WAITING) -> None:
         self._registry = registry
+        self._max_waiting = max_waiting
         self._arrivals = itertools.count()
         self._line: list[_Waiting] = []
         registry.listen(self._pair_first)
@@ -72,6 +75,13 @@ class PairingQueue:
 
     async def pair(self, arrival: int, need: Need) -> Claim:
         """Waits for the turn and for room; the caller has the deadline. Raises ServingError."""
+        if len(self._line) >= self._max_waiting:
+            raise ServingError(
+                Reason.QUEUE_FULL,
+                f"{len(self._line)} requests are waiting",
+                retry_after_s=1.0,
+                limit=self._max_waiting,
+            )
         claim: asyncio.Future[Claim] = asyncio.get_running_loop().create_future()
         waiting = _Waiting(arrival, need, claim)
         bisect.insort(self._line, waiting)

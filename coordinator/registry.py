@@ -35,6 +35,7 @@ class NodeEntry:
     queued_tokens: int = 0
     num_steps: int = 0
     step_age_s: float | None = None
+    loaded_percent: int = 0
     # Requests of this coordinator: blocks asked for and not answered, prompts being prefilled.
     held_blocks: int = 0
     num_held: int = 0

@@ -7,7 +7,7 @@ import dataclasses
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -15,13 +15,18 @@ from rich.progress import (
     BarColumn,
     DownloadColumn,
     Progress,
+    ProgressColumn,
     TaskID,
+    TaskProgressColumn,
     TextColumn,
     TimeRemainingColumn,
 )
 from rich.table import Table
 
 from coordinator.events import Delta, Finished, Node
+
+# Called with what goes on, how much is done, and how much there is (0: not known).
+ShowProgress = Callable[[str, int, int], None]
 
 # C0, DEL and C1 without tab and newline: a model can write escape sequences.
 _CONTROLS = {code: "\ufffd" for code in (*range(0x20), *range(0x7F, 0xA0)) if code not in (9, 10)}
@@ -91,22 +96,28 @@ def write_nodes(nodes: Sequence[Node]) -> None:
     console.print(table)
 
 
-@contextmanager
-def progress_bars() -> Iterator[Callable[[str, int, int], None]]:
+def progress_bars() -> AbstractContextManager[ShowProgress]:
     """A bar per stage: called with (stage, done bytes, total bytes), 0 for an unknown total."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(binary_units=True),
-        TimeRemainingColumn(),
-    )
-    bars: dict[str, TaskID] = {}
-    with Progress(*columns, console=Console(stderr=True)) as progress:
+    return _bars(DownloadColumn(binary_units=True), TimeRemainingColumn())
 
-        def update(stage: str, done_bytes: int, total_bytes: int) -> None:
+
+def loading_bars() -> AbstractContextManager[ShowProgress]:
+    """A bar per node: called with (node, percent of its weights that are loaded, 100)."""
+    return _bars(TaskProgressColumn(), only_on_a_terminal=True)
+
+
+@contextmanager
+def _bars(*columns: ProgressColumn, only_on_a_terminal: bool = False) -> Iterator[ShowProgress]:
+    bars: dict[str, TaskID] = {}
+    shown = (TextColumn("{task.description}"), BarColumn(), *columns)
+    console = Console(stderr=True)
+    is_hidden = only_on_a_terminal and not console.is_terminal
+    with Progress(*shown, console=console, disable=is_hidden) as progress:
+
+        def update(stage: str, done: int, total: int) -> None:
             if stage not in bars:
                 bars[stage] = progress.add_task(stage, total=None)
-            progress.update(bars[stage], completed=done_bytes, total=total_bytes or None)
+            progress.update(bars[stage], completed=done, total=total or None)
 
         yield update
 

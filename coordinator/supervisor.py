@@ -12,7 +12,7 @@ end-to-end tests run on it; tests also kill and freeze children through `process
 
 import asyncio
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -38,7 +38,8 @@ class Cluster:
     Entering returns when all nodes are SERVING, and raises ChildFailed otherwise. Options are
     program flags by name ({"kv_memory_gb": 1} is --kv-memory-gb 1); None leaves a flag out, True
     gives it without a value. With log_dir, each program's stderr goes to log_dir/NAME.log.
-    start_timeout_s is for listening, and once more for serving.
+    start_timeout_s is for listening, and once more for serving; on_loaded is told meanwhile how
+    much of its weights each node has loaded.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Cluster:
         start_timeout_s: float = 120.0,
         stop_timeout_s: float = 10.0,
         programs: Mapping[str, Sequence[str]] = PROGRAMS,
+        on_loaded: Callable[[str, int, int], None] = lambda what, percent, in_all: None,
     ) -> None:
         if num_prefill < 0 or num_decode < 1:
             raise ValueError(f"{num_prefill} prefill and {num_decode} decode nodes: need 0+ and 1+")
@@ -68,6 +70,7 @@ class Cluster:
         self._start_timeout_s = start_timeout_s
         self._stop_timeout_s = stop_timeout_s
         self._programs = programs
+        self._on_loaded = on_loaded
 
     async def __aenter__(self) -> Self:
         try:
@@ -110,7 +113,7 @@ class Cluster:
         missing = [child for child in running if child.name != COORDINATOR]
         try:
             async with asyncio.timeout(self._start_timeout_s), AsyncClient(self.address) as client:
-                while missing := await _not_serving(client, missing):
+                while missing := await self._not_serving(client, missing):
                     await _raise_on_exit(running, timeout_s=_LOOK_INTERVAL_S)
         except TimeoutError as error:
             raise missing[0].failure(f"is not serving after {self._start_timeout_s:g} s") from error
@@ -134,6 +137,17 @@ class Cluster:
                 child.kill()
         await asyncio.wait(exits, timeout=_REAP_TIMEOUT_S)
 
+    async def _not_serving(self, client: AsyncClient, children: Sequence[Child]) -> list[Child]:
+        try:
+            nodes = await client.list_nodes()
+        except GenerationError:  # a coordinator that is gone shows in its exit
+            nodes = []
+        for node in nodes:
+            self._on_loaded(f"loading {node.node_id}", node.loaded_percent, 100)
+        # By address too: a node that was started again is not the one that is still listed.
+        serving = {(node.node_id, node.address) for node in nodes if node.state == "serving"}
+        return [child for child in children if (child.node_id, child.address) not in serving]
+
     def _spawn(self, name: str, options: Mapping[str, object]) -> Child:
         program = self._programs[name.partition("-")[0]]
         log_path = self._log_dir / f"{name}.log" if self._log_dir else None
@@ -145,16 +159,6 @@ class Cluster:
         children = list(self.processes.values())
         silent = [child for child in children if not child.address] or children
         return silent[0].failure(f"does not listen after {self._start_timeout_s:g} s")
-
-
-async def _not_serving(client: AsyncClient, children: Sequence[Child]) -> list[Child]:
-    try:
-        nodes = await client.list_nodes()
-    except GenerationError:  # a coordinator that is gone shows in its exit
-        nodes = []
-    # By address too: a node that was started again is not the one that is still listed.
-    serving = {(node.node_id, node.address) for node in nodes if node.state == "serving"}
-    return [child for child in children if (child.node_id, child.address) not in serving]
 
 
 async def _raise_on_exit(children: Sequence[Child], *, timeout_s: float | None) -> None:

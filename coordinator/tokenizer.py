@@ -64,8 +64,9 @@ class ModelTokenizer:
 
     async def encode_chat_async(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """Token ids of a chat. Raises ValueError as render_chat does."""
+        text = await asyncio.to_thread(self.render_chat, messages)
         # The template has written the special tokens; the tokenizer would write them again.
-        return await self.encode_async(self.render_chat(messages), add_special_tokens=False)
+        return await self.encode_async(text, add_special_tokens=False)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of all of token_ids at once, without special tokens."""

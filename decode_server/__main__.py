@@ -4,7 +4,7 @@ import sys
 
 from decode_server.service import DecodeRole
 from engine.knobs import parse_knobs
-from engine.node import serve_node
+from engine.node_program import serve_node
 from engine.process import run_program
 from protos.pd.v1 import cluster_pb2
 

@@ -8,13 +8,12 @@ The call owns everything that it takes: whatever ends it takes the sequence out 
 ends the transfer and releases the lease. Runs on the event loop.
 """
 
-import logging
-from collections.abc import AsyncIterator
-from contextlib import ExitStack
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import ExitStack, aclosing
 
 from engine.admission import NodeFull
-from engine.loop import Run
-from engine.node import Node, run_errors
+from engine.loop import Engine, Run
+from engine.node import Node, request_log, run_errors
 from engine.sequence import GenerationSpec
 from kvtransfer.blocks import BlocksExhausted, Lease
 from kvtransfer.ending import Ending
@@ -29,9 +28,7 @@ from kvtransfer.wire import (
 )
 from protos.errors import Reason, ServingError, invalid
 from protos.pd.v1 import cluster_pb2, decode_pb2, decode_pb2_grpc, lane_pb2_grpc, types_pb2
-from protos.serving import Context, GrpcServer
-
-log = logging.getLogger(__name__)
+from protos.serving import Context, GrpcServer, next_message
 
 
 class DecodeRole:
@@ -75,6 +72,17 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
         engine = self._node.engine
         start = await _next_event(requests, "start")
         spec = self._node.read(start.start)
+        serving = self._serve(spec, engine, requests)
+        async with request_log(spec), aclosing(serving) as responses:
+            async for response in responses:
+                yield response
+
+    async def _serve(
+        self,
+        spec: GenerationSpec,
+        engine: Engine,
+        requests: AsyncIterator[decode_pb2.DecodeRequest],
+    ) -> AsyncGenerator[decode_pb2.DecodeResponse, None]:
         with ExitStack() as cleanup:
             lease = self._reserve(spec, cleanup)
             transfer, ending = self._expect(spec, lease, cleanup)
@@ -84,7 +92,9 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
                 self._inbox.end(transfer, "local prefill")
                 running = engine.run(spec, lease)
             else:
-                first = await self._receive(transfer, ending, node_from_pb(choice.remote.prefill))
+                first = await self._receive(
+                    transfer, ending, spec, node_from_pb(choice.remote.prefill)
+                )
                 yield decode_pb2.DecodeResponse(
                     sealed=decode_pb2.Sealed(runs=[first_token_to_pb(first)])
                 )
@@ -143,6 +153,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
         self,
         transfer: IncomingTransfer,
         ending: Ending,
+        spec: GenerationSpec,
         prefill: NodeKey,
     ) -> FirstToken:
         """The handoff, once every block is sealed. Raises ServingError."""
@@ -154,16 +165,30 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
                 Reason.TRANSFER_ABORTED, f"transfer from {prefill} ended: {reason}", node=prefill
             )
         assert transfer.first_tokens is not None
-        return transfer.first_tokens[0]
+        return self._checked_handoff(transfer.first_tokens, spec, prefill)
+
+    def _checked_handoff(
+        self, first_tokens: tuple[FirstToken, ...], spec: GenerationSpec, prefill: NodeKey
+    ) -> FirstToken:
+        """The first token, if it is one that this node can go on from."""
+        if len(first_tokens) == 1:
+            first = first_tokens[0]
+            is_next = first.choice == spec.choice and first.position == len(spec.token_ids)
+            if is_next and first.token_id < self._node.vocab_size:
+                return first
+        raise ServingError(
+            Reason.TRANSFER_ABORTED, f"the handoff of {prefill} does not fit", node=prefill
+        )
 
 
 async def _next_event(
     requests: AsyncIterator[decode_pb2.DecodeRequest], *expected: str
 ) -> decode_pb2.DecodeRequest:
-    request = await anext(requests, None)
-    got = request.WhichOneof("event") if request is not None else None
-    if request is None or got not in expected:
-        raise invalid("event", f"{got or 'end of stream'} where {' or '.join(expected)} was due")
+    """The call's deadline is the wait's."""
+    request = await next_message(requests)
+    got = request.WhichOneof("event")
+    if got not in expected:
+        raise invalid("event", f"{got} where {' or '.join(expected)} was due")
     return request
 
 

@@ -39,17 +39,20 @@ def parse_knobs(role: str, *, step_budget_ms: float, argv: list[str] | None = No
     add = parser.add_argument
     add(
         "--listen",
+        type=address,
         metavar="HOST:PORT",
         default="127.0.0.1:0",
         help="where to serve; port 0 is any free port",
     )
     add(
         "--advertise",
+        type=address,
         metavar="HOST:PORT",
         help="the address that coordinators and peers dial (default: the bound one)",
     )
     add(
         "--coordinator",
+        type=address,
         metavar="HOST:PORT",
         action="append",
         dest="coordinators",
@@ -106,9 +109,19 @@ def parse_knobs(role: str, *, step_budget_ms: float, argv: list[str] | None = No
     )
     args = parser.parse_args(argv)
     values = vars(args)
+    if args.listen.startswith(("0.0.0.0:", "[::]:")) and args.advertise is None:
+        parser.error("--advertise: needed with a --listen that is no address to dial")
     values["coordinators"] = values["coordinators"] or [DEFAULT_COORDINATOR]
     values["node_id"] = values["node_id"] or f"{role}-{secrets.token_hex(3)}"
     return NodeConfig(**values)
+
+
+def address(text: str) -> str:
+    """HOST:PORT of a command line."""
+    host, colon, port = text.rpartition(":")
+    if not host or not colon or not port.isdigit() or int(port) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT")
+    return text
 
 
 def _positive_int(text: str) -> int:

@@ -34,7 +34,6 @@ class StepFailed(Exception):
 class EngineStatus:
     """A look at the engine from any thread. step_age_s is None between steps."""
 
-    num_running: int
     num_queued_tokens: int
     num_steps: int
     step_age_s: float | None
@@ -66,16 +65,29 @@ class _Held:
     """The engine's claims on a running sequence: blocks before num_sealed are read, others are
     written."""
 
+    request_id: str
     lease: Lease
     writer: str
     num_sealed: int = 0
 
 
 class Engine:
-    """Owner of the engine thread, the scheduler and the executor. start and stop on the loop."""
+    """Owner of the engine thread, the scheduler and the executor. start and stop on the loop.
 
-    def __init__(self, *, executor: Executor, scheduler: Scheduler, pool: BlockPool) -> None:
+    on_crash is called on the loop if the thread ends by a fault of ours: every run has failed then
+    and none will start.
+    """
+
+    def __init__(
+        self,
+        *,
+        executor: Executor,
+        scheduler: Scheduler,
+        pool: BlockPool,
+        on_crash: Callable[[], None] = lambda: None,
+    ) -> None:
         self._executor = executor
+        self._on_crash = on_crash
         self._scheduler = scheduler
         self._pool = pool
         self._block_size = executor.layout.block_size
@@ -105,7 +117,6 @@ class Engine:
     def status(self) -> EngineStatus:
         started = self._step_started
         return EngineStatus(
-            num_running=len(self._runs),
             num_queued_tokens=self._num_queued_tokens,
             num_steps=self._num_steps,
             step_age_s=None if started is None else time.monotonic() - started,
@@ -149,6 +160,16 @@ class Engine:
             self._wake.notify()
 
     def _main(self) -> None:
+        assert self._loop is not None
+        try:
+            self._run_steps()
+        except Exception as error:
+            log.critical("engine thread crashed", exc_info=True)
+            failure = StepFailed(f"engine crashed: {type(error).__name__}")
+            self._tell([(key, failure) for key in list(self._held)])
+            self._loop.call_soon_threadsafe(self._on_crash)
+
+    def _run_steps(self) -> None:
         while True:
             with self._wake:
                 while not (self._commands or self._stopping or len(self._scheduler)):
@@ -168,7 +189,8 @@ class Engine:
         try:
             result = self._executor.execute(step.plan)
         except Exception as error:
-            log.exception("step failed sequences=%d", len(step.keys))
+            requests = [self._held[key].request_id for key in step.keys]
+            log.exception("step failed requests=%s", requests)
             for key in step.keys:
                 self._remove(key)
                 self._tell([(key, StepFailed(f"{type(error).__name__}: {error}"))])
@@ -182,7 +204,7 @@ class Engine:
         self._tell([(event.key, event) for event in progress])
 
     def _add(self, sequence: Running, lease: Lease) -> None:
-        held = _Held(lease, writer=f"engine {sequence.key}")
+        held = _Held(sequence.spec.request_id, lease, writer=f"engine {sequence.key}")
         held.num_sealed = sequence.num_computed // self._block_size
         computed, rest = lease.block_ids[: held.num_sealed], lease.block_ids[held.num_sealed :]
         try:

@@ -96,7 +96,7 @@ class Membership:
                 reason = "stream ended"
             except grpc.aio.AioRpcError as error:
                 reason = f"{error.code().name}: {error.details()}"
-            # Members stay known: a coordinator that restarts must not cost the lanes.
+            # Members stay known until a coordinator tells of others: lanes outlive its absence.
             log.warning("not registered coordinator=%s reason=%r", address, reason)
             await asyncio.sleep(RECONNECT_S)
 

@@ -1,22 +1,21 @@
-"""A node: what both roles are made of, and the order in which it comes up and goes down.
+"""A node: what both roles are made of. engine/node_program.py brings it up and down.
 
-    find model -> pool, memory -> listen (NOT_SERVING) -> register (STARTING)
-      -> load weights, calibrate -> engine, SERVING -> stop: DRAINING, calls end, engine ends
+    Node: pool, memory, admission, membership, and once the weights are loaded the engine
 
-A role adds its servicers (serve_node's make_role) and gets this node, to which it belongs.
+A role (prefill_server, decode_server) adds its services to a node. Everything here runs on the
+event loop, but for the loading of the model.
 """
 
 import asyncio
-import contextlib
 import itertools
 import logging
-import os
 import secrets
+import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TypeVar
 
 from engine.admission import Admission
 from engine.calibration import calibrate
@@ -26,29 +25,21 @@ from engine.incoming import read_sequence
 from engine.knobs import NodeConfig
 from engine.loop import Engine, StepFailed
 from engine.membership import Membership
-from engine.process import StartError, announce
+from engine.process import StartError
 from engine.scheduler import Scheduler
 from engine.sequence import GenerationSpec
-from engine.served_model import ServedModel, find_model, pool_blocks
+from engine.served_model import ServedModel, pool_blocks
 from kvtransfer.blocks import BlockPool
 from kvtransfer.memory import HostMemory
 from kvtransfer.messages import NodeKey
 from kvtransfer.wire import layout_to_pb, node_to_pb
 from protos.errors import Reason, ServingError
 from protos.pd.v1 import cluster_pb2, types_pb2
-from protos.serving import PROTOCOL_VERSION, GrpcServer
+from protos.serving import PROTOCOL_VERSION
 
 log = logging.getLogger(__name__)
 
-STOP_GRACE_S = 2.0
-
-
-class Role(Protocol):
-    """What prefill and decode differ in."""
-
-    def members_changed(self, members: set[NodeKey]) -> None: ...
-
-    async def close(self) -> None: ...
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +73,11 @@ class Node:
         )
         self.state = cluster_pb2.NODE_STATE_STARTING
         self.membership: Membership | None = None
+        # The engine cannot go on; the process must end.
+        self.crashed = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._serving: _Serving | None = None
+        self._loaded_percent = 0
         self._status_seq = itertools.count(1)
 
     @property
@@ -93,14 +87,19 @@ class Node:
             raise ServingError(Reason.NOT_READY, f"{self.key} is not serving", node=self.key)
         return self._serving.engine
 
-    def read(self, sequence: types_pb2.Sequence) -> GenerationSpec:
-        """The spec of a request, checked against this node. Raises ServingError."""
+    @property
+    def vocab_size(self) -> int:
+        """Raises ServingError (NOT_READY) until the model is loaded."""
         if self._serving is None:
             raise ServingError(Reason.NOT_READY, f"{self.key} is not serving", node=self.key)
+        return self._serving.executor.vocab_size
+
+    def read(self, sequence: types_pb2.Sequence) -> GenerationSpec:
+        """The spec of a request, checked against this node. Raises ServingError."""
         return read_sequence(
             sequence,
             model=self.model.name,
-            vocab_size=self._serving.executor.vocab_size,
+            vocab_size=self.vocab_size,
             max_model_len=self.max_model_len,
         )
 
@@ -118,6 +117,7 @@ class Node:
             available_blocks=self.pool.counts().available,
             num_running=self.admission.num_running,
             num_queued=self.admission.num_queued,
+            loaded_percent=self._loaded_percent,
         )
         if self._serving is not None:
             engine = self._serving.engine.status()
@@ -143,10 +143,12 @@ class Node:
         """Loads and warms up in a thread, then serves. Raises StartError."""
         started = time.monotonic()
         try:
-            executor, scheduler = await asyncio.to_thread(self._load)
+            executor, scheduler = await _in_daemon_thread(self._load)
         except ValueError as error:
             raise StartError(str(error)) from error
-        engine = Engine(executor=executor, scheduler=scheduler, pool=self.pool)
+        engine = Engine(
+            executor=executor, scheduler=scheduler, pool=self.pool, on_crash=self.crashed.set
+        )
         engine.start()
         self._serving = _Serving(engine, executor)
         self.state = cluster_pb2.NODE_STATE_SERVING
@@ -170,7 +172,7 @@ class Node:
             await self._serving.engine.stop()
 
     def _load(self) -> tuple[Executor, Scheduler]:
-        executor = self.model.load(self.memory, _log_progress(self.config.node_id))
+        executor = self.model.load(self.memory, self._loaded)
         if isinstance(executor, EmulatedExecutor):
             profile = executor.profile
         else:
@@ -183,6 +185,10 @@ class Node:
             eos_token_ids=executor.eos_token_ids,
         )
 
+    def _loaded(self, done: int, in_all: int) -> None:
+        # On the loading thread; the next heartbeat tells of it.
+        self._loaded_percent = 100 * done // max(1, in_all)
+
     def _status_changed(self) -> None:
         if self.membership is not None:
             self.membership.status_changed()
@@ -192,74 +198,26 @@ class Node:
         self._loop.call_soon_threadsafe(self.admission.blocks_came_free)
 
 
-async def serve_node(
-    config: NodeConfig,
-    stop: asyncio.Event,
-    *,
-    role: cluster_pb2.NodeRole,
-    role_name: str,
-    make_role: Callable[[Node, GrpcServer], Role],
-) -> None:
-    """Runs a node until stop is set. Raises StartError."""
-    # Before torch is imported: two processes with two OpenMP threads each on two cores collapse.
-    os.environ["OMP_NUM_THREADS"] = str(config.threads)
-    try:
-        model = find_model(config.model, dtype=config.dtype, block_size=config.block_size)
-        node = Node(config=config, role=role, model=model)
-    except ValueError as error:
-        raise StartError(str(error)) from error
-    server = GrpcServer()
-    parts = make_role(node, server)
-    try:
-        address = await server.start(config.listen)
-    except OSError as error:
-        raise StartError(str(error)) from error
-    node.membership = Membership(
-        registration=node.registration(config.advertise or address),
-        status=node.status,
-        on_change=parts.members_changed,
-    )
-    announce(role=role_name, node_id=config.node_id, address=address)
-    registered = asyncio.create_task(node.membership.run(config.coordinators))
-    try:
-        await _load_or_stop(node, server, stop)
-        await stop.wait()
-        node.drain()
-    finally:
-        await server.set_serving(False)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(STOP_GRACE_S):
-                await node.admission.wait_idle()
-        await parts.close()
-        await server.stop(grace_s=0)
-        registered.cancel()
-        await asyncio.gather(registered, return_exceptions=True)
-        await node.stop()
+async def _in_daemon_thread(function: Callable[[], T]) -> T:
+    """Like asyncio.to_thread, but the end of the process does not wait for the thread."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
 
+    def deliver(deliver_it: Callable[[], None]) -> None:
+        if not done.done():
+            deliver_it()
 
-async def _load_or_stop(node: Node, server: GrpcServer, stop: asyncio.Event) -> None:
-    """A stop while weights load does not wait for them."""
-    loading = asyncio.create_task(node.load())
-    stopping = asyncio.create_task(stop.wait())
-    await asyncio.wait([loading, stopping], return_when=asyncio.FIRST_COMPLETED)
-    stopping.cancel()
-    if loading.done():
-        loading.result()
-        await server.set_serving(True)
+    def run() -> None:
+        try:
+            result = function()
+        except Exception as error:
+            failure = error
+            loop.call_soon_threadsafe(deliver, lambda: done.set_exception(failure))
+        else:
+            loop.call_soon_threadsafe(deliver, lambda: done.set_result(result))
 
-
-def _log_progress(node_id: str) -> Callable[[int, int], None]:
-    """Logs every quarter of the weights."""
-    last = -1
-
-    def progress(done: int, in_all: int) -> None:
-        nonlocal last
-        quarter = 4 * done // max(1, in_all)
-        if quarter > last:
-            last = quarter
-            log.info("loading node=%s done=%d%%", node_id, 25 * quarter)
-
-    return progress
+    threading.Thread(target=run, name="load", daemon=True).start()
+    return await done
 
 
 @contextmanager
@@ -269,3 +227,22 @@ def run_errors() -> Iterator[None]:
         yield
     except StepFailed as error:
         raise ServingError(Reason.STEP_FAILED, f"a step failed: {error}") from error
+
+
+@asynccontextmanager
+async def request_log(spec: GenerationSpec) -> AsyncIterator[None]:
+    """One line when the request has left this node, whatever ended it."""
+    started, outcome = time.monotonic(), "ok"
+    try:
+        yield
+    except BaseException as error:
+        outcome = f"{type(error).__name__} {error}".strip()
+        raise
+    finally:
+        log.info(
+            "request left request=%r prompt_tokens=%d outcome=%r seconds=%.3f",
+            spec.request_id,
+            spec.num_prompt_tokens,
+            outcome,
+            time.monotonic() - started,
+        )

@@ -41,6 +41,7 @@ class LaneDialer:
                 return lane
             address = await self._resolve(target)
             if address is None:
+                self._opening.pop(target, None)
                 raise ServingError(
                     Reason.UNKNOWN_NODE, f"{target} is not a registered decode node", node=target
                 )

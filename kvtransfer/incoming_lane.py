@@ -8,7 +8,6 @@ State on the event loop; the staging copy on the lane thread.
 """
 
 import asyncio
-import logging
 from concurrent.futures import Executor
 
 from kvtransfer.blocks import BlockPool, LeaseReleased
@@ -17,8 +16,6 @@ from kvtransfer.inbox import Inbox, IncomingTransfer
 from kvtransfer.memory import HostMemory
 from kvtransfer.messages import NodeKey, ReceiverMessage, SenderMessage
 from kvtransfer.receiver import Action, Copy, LaneProtocolError, LaneReceiver, Post, Say
-
-log = logging.getLogger(__name__)
 
 WATCH_INTERVAL_S = 0.5
 
@@ -44,6 +41,7 @@ class IncomingLane:
         self.lane_id = lane_id
         self.epoch = epoch
         self.failure: str | None = None
+        self._is_closed = False
         self.outbox: asyncio.Queue[ReceiverMessage | None] = asyncio.Queue()
         self.plane = GrpcPlaneReceiver(on_arrived=self._on_arrived)
         self._pool = pool
@@ -73,10 +71,13 @@ class IncomingLane:
             self.outbox.put_nowait(None)
 
     def close(self, reason: str) -> None:
-        """Ends every transfer of this lane. A copy under way finishes under its own write."""
+        """Ends every transfer of this lane, once: a later lane of the same sender may have begun
+        others. A copy under way finishes under its own write."""
         self.fail(reason)
-        self.plane.close()
-        self._receiver.close(reason)
+        if not self._is_closed:
+            self._is_closed = True
+            self.plane.close()
+            self._receiver.close(reason)
 
     async def watch(self) -> None:
         """Ends the lane when a granted chunk misses its deadline."""

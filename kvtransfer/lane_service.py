@@ -11,8 +11,6 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 
-import grpc.aio
-
 from kvtransfer.blocks import BlockPool
 from kvtransfer.grpc_plane import PLANE, PlaneError
 from kvtransfer.inbox import Inbox, IncomingTransfer
@@ -29,11 +27,12 @@ from kvtransfer.wire import (
 )
 from protos.errors import Reason, ServingError
 from protos.pd.v1 import lane_pb2, lane_pb2_grpc
-from protos.serving import PROTOCOL_VERSION, Context
+from protos.serving import PROTOCOL_VERSION, Context, next_message
 
 log = logging.getLogger(__name__)
 
 NUM_SLOTS = 4
+HANDSHAKE_DEADLINE_S = 5.0
 SLOT_TARGET_BYTES = 4 * 1024 * 1024
 
 
@@ -83,7 +82,7 @@ class LaneServicer(lane_pb2_grpc.LaneServiceServicer):
     async def Lane(
         self, requests: AsyncIterator[lane_pb2.LaneRequest], context: Context
     ) -> AsyncIterator[lane_pb2.LaneResponse]:
-        hello = (await anext(requests)).hello
+        hello = (await next_message(requests, timeout_s=HANDSHAKE_DEADLINE_S)).hello
         lane = await self._admit(hello)
         log.info("lane from %s open epoch=%d", lane.sender, lane.epoch)
         listening = asyncio.create_task(self._listen(lane, requests))
@@ -103,7 +102,7 @@ class LaneServicer(lane_pb2_grpc.LaneServiceServicer):
     async def Plane(
         self, requests: AsyncIterator[lane_pb2.PlaneRequest], context: Context
     ) -> lane_pb2.PlaneResponse:
-        lane_id = (await anext(requests)).lane_id
+        lane_id = (await next_message(requests, timeout_s=HANDSHAKE_DEADLINE_S)).lane_id
         lane = next((la for la in self._lanes.values() if la.lane_id == lane_id), None)
         if lane is None:
             raise ServingError(Reason.LANE_LOST, "no open lane has this id", node=self._me)
@@ -129,12 +128,15 @@ class LaneServicer(lane_pb2_grpc.LaneServiceServicer):
                 async for request in requests:
                     message = sender_message_from_pb(request)
                     if message is None:
-                        raise LaneProtocolError("a request that has no place after the handshake")
+                        raise LaneProtocolError("a request that has no place here")
                     lane.handle(message)
                 watchdog.cancel()
             lane.fail("the sender ended the stream")
-        except* (LaneProtocolError, grpc.aio.AioRpcError) as errors:
+        except* LaneProtocolError as errors:
             lane.fail(str(errors.exceptions[0]))
+        finally:
+            # Whatever it was: a lane that nobody listens to has ended.
+            lane.fail("the sender is not heard any more")
 
     async def _admit(self, hello: lane_pb2.Hello) -> IncomingLane:
         if hello.protocol_version != PROTOCOL_VERSION:

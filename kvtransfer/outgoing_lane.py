@@ -9,9 +9,9 @@ all, and every open transfer with them. Runs on the event loop.
 """
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
 
 import grpc.aio
 
@@ -28,13 +28,16 @@ from kvtransfer.wire import (
     receiver_message_from_pb,
     sender_message_to_pb,
 )
-from protos.errors import Reason, ServingError, read_error
+from protos.errors import Reason, ServingError, invalid, read_error
 from protos.pd.v1 import lane_pb2, lane_pb2_grpc
 from protos.serving import PROTOCOL_VERSION, dial
 
 log = logging.getLogger(__name__)
 
 WATCH_INTERVAL_S = 0.5
+# What a peer that is gone, or that breaks the protocol, makes of a lane. A write to a call that has
+# ended raises InvalidStateError.
+LANE_ERRORS = (grpc.aio.AioRpcError, asyncio.InvalidStateError, LaneProtocolError)
 
 
 class OutgoingLane:
@@ -44,38 +47,41 @@ class OutgoingLane:
         self,
         *,
         peer: NodeKey,
+        epoch: int,
         pool: BlockPool,
         memory: HostMemory,
-        channel: grpc.aio.Channel,
+        state: LaneSender,
         outbox: "asyncio.Queue[SenderMessage]",
         responses: AsyncIterator[lane_pb2.LaneResponse],
         plane: GrpcPlaneSender,
-        welcome: lane_pb2.Welcome,
+        resources: AsyncExitStack,
     ) -> None:
         self.peer = peer
-        self.epoch = welcome.epoch
+        self.epoch = epoch
         self.closed = asyncio.Event()
         self._pool = pool
         self._memory = memory
-        self._channel = channel
         self._outbox = outbox
         self._responses = responses
         self._plane = plane
         self._ships: asyncio.Queue[Ship] = asyncio.Queue()
-        self._sender = LaneSender(
-            num_slots=welcome.num_slots,
-            slot_bytes=welcome.slot_bytes,
-            block_bytes=memory.layout.block_bytes,
-        )
+        self._sender = state
+        self._resources = resources
         self._main = asyncio.create_task(self._run(), name=f"lane to {peer}")
 
     def begin(
         self, transfer_id: bytes, *, lease: Lease, on_end: Callable[[str | None], None]
     ) -> OutgoingTransfer:
-        """Opens a transfer of the lease's blocks; on_end as in OutgoingTransfer."""
+        """Opens a transfer of the lease's blocks; on_end as in OutgoingTransfer.
+
+        Raises ServingError: LANE_LOST, INVALID_ARGUMENT for an id that is open already.
+        """
         if self.closed.is_set():
             raise ServingError(Reason.LANE_LOST, f"lane to {self.peer} is down", node=self.peer)
-        return self._sender.begin(transfer_id, lease=lease, on_end=on_end)
+        try:
+            return self._sender.begin(transfer_id, lease=lease, on_end=on_end)
+        except LaneProtocolError as error:
+            raise invalid("target.transfer_id", str(error)) from error
 
     def offer(self, transfer: OutgoingTransfer, *, first_block: int, num_blocks: int) -> None:
         """Ships sealed blocks; they stay readable until the receiver has them."""
@@ -106,8 +112,7 @@ class OutgoingLane:
 
     async def close(self) -> None:
         self._main.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._main
+        await asyncio.wait([self._main])
 
     async def _run(self) -> None:
         reason = "lane closed"
@@ -116,14 +121,13 @@ class OutgoingLane:
                 tasks.create_task(self._receive())
                 tasks.create_task(self._ship())
                 tasks.create_task(self._watch())
-        except* (grpc.aio.AioRpcError, LaneProtocolError) as errors:
+        except* LANE_ERRORS as errors:
             reason = f"lane lost: {_first_line(errors.exceptions[0])}"
         finally:
             log.info("lane to %s ended epoch=%d reason=%r", self.peer, self.epoch, reason)
             self.closed.set()
             self._act(self._sender.close(reason))
-            await self._plane.close()
-            await self._channel.close()
+            await self._resources.aclose()
 
     async def _receive(self) -> None:
         async for response in self._responses:
@@ -176,31 +180,37 @@ async def open_lane(
         while True:
             yield sender_message_to_pb(await outbox.get())
 
-    channel = dial(address, purpose="lane")
-    try:
-        responses = aiter(lane_pb2_grpc.LaneServiceStub(channel).Lane(requests()))
-        welcome = (await anext(responses)).welcome
-        plane = GrpcPlaneSender(address, lane_id=welcome.lane_id)
-        await plane.connect()
-    except (grpc.aio.AioRpcError, StopAsyncIteration) as error:
-        await channel.close()
-        ours = read_error(error) if isinstance(error, grpc.aio.AioRpcError) else None
-        lost = ServingError(Reason.LANE_LOST, f"cannot open a lane to {receiver}", node=receiver)
-        raise ours or lost from error
-    except BaseException:
-        await channel.close()
-        raise
+    async with AsyncExitStack() as opened:
+        channel = dial(address, purpose="lane")
+        opened.push_async_callback(channel.close)
+        try:
+            responses = aiter(lane_pb2_grpc.LaneServiceStub(channel).Lane(requests()))
+            welcome = (await anext(responses)).welcome
+            plane = GrpcPlaneSender(address, lane_id=welcome.lane_id)
+            opened.push_async_callback(plane.close)
+            await plane.connect()
+            state = LaneSender(
+                num_slots=welcome.num_slots,
+                slot_bytes=welcome.slot_bytes,
+                block_bytes=memory.layout.block_bytes,
+            )
+        except (*LANE_ERRORS, StopAsyncIteration) as error:
+            ours = read_error(error) if isinstance(error, grpc.aio.AioRpcError) else None
+            message = f"cannot open a lane to {receiver}: {_first_line(error)}"
+            raise ours or ServingError(Reason.LANE_LOST, message, node=receiver) from error
+        lane = OutgoingLane(
+            peer=receiver,
+            epoch=welcome.epoch,
+            pool=pool,
+            memory=memory,
+            state=state,
+            outbox=outbox,
+            responses=responses,
+            plane=plane,
+            resources=opened.pop_all(),
+        )
     log.info("lane to %s open epoch=%d plane=%s", receiver, welcome.epoch, welcome.plane)
-    return OutgoingLane(
-        peer=receiver,
-        pool=pool,
-        memory=memory,
-        channel=channel,
-        outbox=outbox,
-        responses=responses,
-        plane=plane,
-        welcome=welcome,
-    )
+    return lane
 
 
 def _hello(sender: NodeKey, receiver: NodeKey, layout: KvLayout) -> lane_pb2.Hello:

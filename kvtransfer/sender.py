@@ -100,8 +100,10 @@ class LaneSender:
         block_bytes: int,
         ack_deadline_s: float = 5.0,
     ) -> None:
-        if slot_bytes < block_bytes:
-            raise LaneProtocolError(f"slots of {slot_bytes} bytes, blocks of {block_bytes}")
+        if num_slots < 1 or slot_bytes < block_bytes:
+            raise LaneProtocolError(
+                f"{num_slots} slots of {slot_bytes} for {block_bytes}-byte blocks"
+            )
         self._window = num_slots
         self._blocks_per_chunk = slot_bytes // block_bytes
         self._block_bytes = block_bytes

@@ -115,9 +115,11 @@ def sender_message_to_pb(message: SenderMessage) -> lane_pb2.LaneRequest:
 
 
 def sender_message_from_pb(request: lane_pb2.LaneRequest) -> SenderMessage | None:
-    """None for what has no place after the handshake."""
+    """None for what has no place after the handshake, or that this version does not know."""
     match request.WhichOneof("event"):
         case "ready":
+            if request.ready.num_heads or request.ready.wire_dtype:
+                return None  # parts of a block and other dtypes are not received yet
             return Ready(
                 seq=request.ready.seq,
                 transfer_id=request.ready.transfer_id,
@@ -128,12 +130,13 @@ def sender_message_from_pb(request: lane_pb2.LaneRequest) -> SenderMessage | Non
         case "sent":
             return Sent(seq=request.sent.seq, digest=request.sent.digest)
         case "commit":
-            if any(len(run.token_ids) != 1 for run in request.commit.runs):
+            runs = request.commit.runs
+            if any(len(r.token_ids) != 1 or r.finish_reason not in _FINISH_FROM_PB for r in runs):
                 return None
             return Commit(
                 transfer_id=request.commit.transfer_id,
                 num_blocks=request.commit.num_blocks,
-                first_tokens=tuple(first_token_from_pb(run) for run in request.commit.runs),
+                first_tokens=tuple(first_token_from_pb(run) for run in runs),
             )
         case "abort":
             return Abort(transfer_id=request.abort.transfer_id, reason=request.abort.reason)

@@ -3,7 +3,7 @@
 import sys
 
 from engine.knobs import parse_knobs
-from engine.node import serve_node
+from engine.node_program import serve_node
 from engine.process import run_program
 from prefill_server.service import PrefillRole
 from protos.pd.v1 import cluster_pb2

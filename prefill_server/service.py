@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 from contextlib import ExitStack
 
 from engine.loop import Run
-from engine.node import Node, run_errors
+from engine.node import Node, request_log, run_errors
 from engine.scheduler import Progress
 from kvtransfer.dialer import LaneDialer
 from kvtransfer.messages import FirstToken, NodeKey
@@ -61,7 +61,8 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
         num_tokens = len(spec.token_ids)
         lane = await self._lane(request)
         arrived = _now()
-        async with node.admission.reserve_in_turn(layout.blocks_for(num_tokens + 1)) as lease:
+        num_blocks = layout.blocks_for(num_tokens + 1)
+        async with request_log(spec), node.admission.reserve_in_turn(num_blocks) as lease:
             queued_s = _now() - arrived
             with ExitStack() as cleanup:
                 shipment = None

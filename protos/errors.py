@@ -16,6 +16,9 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 DOMAIN = "disagg"
+# A status travels in HTTP/2 trailers, which are cut off at 8 KiB; a client's own text may be in it.
+MAX_MESSAGE_LENGTH = 1000
+MAX_METADATA_LENGTH = 200
 
 
 class Reason(Enum):
@@ -26,6 +29,7 @@ class Reason(Enum):
     PROMPT_TOO_LARGE = ("PROMPT_TOO_LARGE", grpc.StatusCode.INVALID_ARGUMENT)
     UNKNOWN_MODEL = ("UNKNOWN_MODEL", grpc.StatusCode.NOT_FOUND)
     NOT_SERVED_YET = ("NOT_SERVED_YET", grpc.StatusCode.UNIMPLEMENTED)
+    QUEUE_FULL = ("QUEUE_FULL", grpc.StatusCode.RESOURCE_EXHAUSTED)
     BLOCKS_EXHAUSTED = ("BLOCKS_EXHAUSTED", grpc.StatusCode.RESOURCE_EXHAUSTED)
     NO_NODES = ("NO_NODES", grpc.StatusCode.UNAVAILABLE)
     NODE_LOST = ("NODE_LOST", grpc.StatusCode.UNAVAILABLE)
@@ -57,9 +61,9 @@ class ServingError(Exception):
     ) -> None:
         super().__init__(message)
         self.reason = reason
-        self.message = message
+        self.message = message[:MAX_MESSAGE_LENGTH]
         self.retry_after_s = retry_after_s
-        self.metadata = {name: str(value) for name, value in metadata.items()}
+        self.metadata = {name: str(value)[:MAX_METADATA_LENGTH] for name, value in metadata.items()}
 
     def to_status(self) -> status_pb2.Status:
         """The google.rpc.Status that crosses the wire."""

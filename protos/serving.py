@@ -5,9 +5,11 @@ ServingError into its status and anything unexpected into INTERNAL without a sta
 wire. A port that is in use is an error, never shared silently.
 """
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from contextlib import aclosing
+from typing import Any, TypeVar
 
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -19,6 +21,7 @@ from protos.errors import Reason, ServingError
 PROTOCOL_VERSION = 1
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 
+T = TypeVar("T")
 Context = grpc.aio.ServicerContext[Any, Any]
 
 log = logging.getLogger(__name__)
@@ -131,11 +134,25 @@ class _ErrorInterceptor(grpc.aio.ServerInterceptor):
         )
 
 
+async def next_message(messages: AsyncIterator[T], *, timeout_s: float | None = None) -> T:
+    """The next message of a stream that must have one. Raises ServingError (INVALID_ARGUMENT)."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await anext(messages)
+    except (StopAsyncIteration, TimeoutError):
+        raise ServingError(
+            Reason.INVALID_ARGUMENT, "the stream ended, or was silent, where a message was due"
+        ) from None
+
+
 def _guard_stream(behaviour: Any) -> Any:
     async def guarded(request: Any, context: Context) -> AsyncIterator[Any]:
         try:
-            async for response in behaviour(request, context):
-                yield response
+            # Closed here and now, whatever ends the call: its clean-up must not wait for the
+            # garbage collector.
+            async with aclosing(behaviour(request, context)) as responses:
+                async for response in responses:
+                    yield response
         except Exception as error:
             await _abort(context, error)
 

@@ -31,7 +31,7 @@ behave = {{"behave": os.environ.get("BEHAVE")}}
 def cluster(*, node_options, **given):
     options = {{"coordinator_options": behave, "node_options": node_options | behave}}
     return Cluster(programs={PROGRAMS!r}, **options, **given)
-cli.Cluster = cli_cluster.Cluster = cluster
+cli_cluster.Cluster = cluster
 cli.main()
 """
 # Nothing is downloaded in a test.

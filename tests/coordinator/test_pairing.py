@@ -186,3 +186,30 @@ async def test_a_claim_counts_once_however_often_it_is_let_go():
         claim.let_go(decode=True, prefill=True)
     assert (prefill.outstanding_tokens, prefill.num_outstanding) == (0, 0)
     assert (decode.held_blocks, decode.num_held) == (0, 0)
+
+
+async def test_a_full_queue_refuses_with_a_delay():
+    registry = Registry()
+    registry.register(node("d0", available_blocks=0))
+    queue = PairingQueue(registry, max_waiting=1)
+    waiting = asyncio.create_task(queue.pair(queue.arrival(), NEED))
+    await asyncio.sleep(0)
+    with pytest.raises(ServingError) as error:
+        await queue.pair(queue.arrival(), NEED)
+    assert error.value.reason is Reason.QUEUE_FULL
+    assert error.value.retry_after_s
+    waiting.cancel()
+
+
+async def test_a_request_that_no_node_takes_any_more_does_not_hold_up_the_line():
+    large, small = node("d0", max_running=0), node("d1", max_model_len=20)
+    queue, registry = queue_over(large, small)
+    waiting = asyncio.create_task(queue.pair(queue.arrival(), NEED))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    registry.remove(large)
+    with pytest.raises(ServingError) as error:
+        await waiting
+    assert error.value.reason is Reason.CONTEXT_TOO_LONG
+    claim = await queue.pair(queue.arrival(), Need(num_prompt_tokens=1, max_num_tokens=9))
+    assert names(claim.pair) == (None, "d1")

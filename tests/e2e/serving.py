@@ -1,13 +1,14 @@
 """What the end-to-end tests share: a client call that collects everything, and comparisons."""
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from coordinator.client import AsyncClient
-from coordinator.events import Delta, Finished
+from coordinator.events import Delta, Finished, Node
 
 # Two logits (float32) closer than this may swap between two orders of summation. Rounding moves a
 # logit of these models (of size 10 to 30) by some 1e-5; a wrong KV entry moves it by far more.
@@ -39,16 +40,18 @@ async def collect(client: AsyncClient, prompt: Any, **options: Any) -> Result:
     raise AssertionError("the stream ended without its last message")
 
 
-async def available_blocks(client: AsyncClient) -> dict[str, tuple[int, int]]:
-    """(available, total) by node."""
-    nodes = await client.list_nodes()
-    return {node.node_id: (node.available_blocks, node.num_blocks) for node in nodes}
-
-
 async def wait_all_available(client: AsyncClient) -> None:
     """Returns once every block of every node is available; the test's timeout is the deadline."""
-    while any(free != total for free, total in (await available_blocks(client)).values()):
-        pass
+    await wait_until(client, lambda nodes: all(n.available_blocks == n.num_blocks for n in nodes))
+
+
+async def wait_until(client: AsyncClient, holds: Callable[[list[Node]], bool]) -> None:
+    """Returns once holds is true of the cluster's nodes; the test's timeout is the deadline.
+
+    There is no call that waits for a change, and asking without a pause takes a core from them.
+    """
+    while not holds(await client.list_nodes()):
+        await asyncio.sleep(0.01)
 
 
 def near_ties(

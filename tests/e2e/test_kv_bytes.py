@@ -17,11 +17,12 @@ from coordinator.child import Child
 from coordinator.client import AsyncClient
 from decode_server.service import DecodeRole
 from engine.knobs import parse_knobs
-from engine.node import Node, serve_node
+from engine.node import Node
+from engine.node_program import serve_node
 from kvtransfer.blocks import BlockPool, Lease
 from prefill_server.service import PrefillRole
 from protos.pd.v1 import cluster_pb2
-from tests.e2e.serving import collect
+from tests.e2e.serving import collect, wait_until
 from tests.models import make_tiny_model
 
 BLOCK_SIZE = 8
@@ -101,8 +102,7 @@ async def test_decode_blocks_equal_prefill_blocks(num_tokens: int, tmp_path: Pat
             node_here("decode", DecodeRole, cluster_pb2.NODE_ROLE_DECODE, flags)
         )
         client = await stack.enter_async_context(AsyncClient(address))
-        while sum(node.state == "serving" for node in await client.list_nodes()) < 2:
-            pass
+        await wait_until(client, lambda nodes: [n.state for n in nodes] == ["serving"] * 2)
         result = await collect(client, prompt, max_tokens=5, ignore_eos=True)
         assert result.finished.served_as == "disaggregated"
         # The last leases: earlier ones are from the nodes' calibration.

@@ -15,7 +15,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from coordinator.client import AsyncClient
 from coordinator.supervisor import Cluster
 from protos.serving import dial
-from tests.e2e.serving import wait_all_available
+from tests.e2e.serving import wait_all_available, wait_until
 
 MAIN = "from coordinator.cli import main; main()"
 PIPE = asyncio.subprocess.PIPE
@@ -68,8 +68,7 @@ async def test_a_client_that_is_killed_frees_the_blocks_of_both_nodes(cluster):
         "generate", "x" * 3000, "--raw", "--max-tokens", "20000", "--coordinator", cluster.address
     )
     async with AsyncClient(cluster.address) as client:
-        while not any(node.num_running for node in await client.list_nodes()):
-            pass
+        await wait_until(client, lambda nodes: any(node.num_running for node in nodes))
         process.kill()
         await process.wait()
         await wait_all_available(client)
@@ -86,7 +85,7 @@ async def test_up_serves_and_leaves_no_child_when_it_is_killed():
     process.send_signal(signal.SIGKILL)
     await process.wait()
     while any(child.is_running() and child.status() != "zombie" for child in children):
-        pass
+        await asyncio.sleep(0.01)
 
 
 async def test_all_three_servers_answer_health_and_reflection(cluster):

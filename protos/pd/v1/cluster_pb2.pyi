@@ -63,7 +63,7 @@ class Registration(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., node: _Optional[_Union[_types_pb2.NodeRef, _Mapping]] = ..., role: _Optional[_Union[NodeRole, str]] = ..., address: _Optional[str] = ..., layout: _Optional[_Union[_types_pb2.KvLayout, _Mapping]] = ..., num_blocks: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_running: _Optional[int] = ...) -> None: ...
 
 class NodeStatus(_message.Message):
-    __slots__ = ("seq", "state", "available_blocks", "num_running", "num_queued", "queued_tokens", "step", "step_age")
+    __slots__ = ("seq", "state", "available_blocks", "num_running", "num_queued", "queued_tokens", "step", "step_age", "loaded_percent")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     AVAILABLE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -72,6 +72,7 @@ class NodeStatus(_message.Message):
     QUEUED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     STEP_AGE_FIELD_NUMBER: _ClassVar[int]
+    LOADED_PERCENT_FIELD_NUMBER: _ClassVar[int]
     seq: int
     state: NodeState
     available_blocks: int
@@ -80,7 +81,8 @@ class NodeStatus(_message.Message):
     queued_tokens: int
     step: int
     step_age: _duration_pb2.Duration
-    def __init__(self, seq: _Optional[int] = ..., state: _Optional[_Union[NodeState, str]] = ..., available_blocks: _Optional[int] = ..., num_running: _Optional[int] = ..., num_queued: _Optional[int] = ..., queued_tokens: _Optional[int] = ..., step: _Optional[int] = ..., step_age: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    loaded_percent: int
+    def __init__(self, seq: _Optional[int] = ..., state: _Optional[_Union[NodeState, str]] = ..., available_blocks: _Optional[int] = ..., num_running: _Optional[int] = ..., num_queued: _Optional[int] = ..., queued_tokens: _Optional[int] = ..., step: _Optional[int] = ..., step_age: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., loaded_percent: _Optional[int] = ...) -> None: ...
 
 class Membership(_message.Message):
     __slots__ = ("version", "members")

@@ -1,0 +1,99 @@
+"""How a node program lives: up, serving, down. The roles' __main__ call it.
+
+find model -> pool, memory -> listen (NOT_SERVING) -> register (STARTING)
+  -> load weights, calibrate -> engine, SERVING
+  -> stop: DRAINING, what runs may end within a grace, lanes and server close, engine ends
+"""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable
+from typing import Protocol
+
+from engine.knobs import NodeConfig
+from engine.membership import Membership
+from engine.node import Node
+from engine.process import StartError, announce
+from engine.served_model import find_model
+from kvtransfer.messages import NodeKey
+from protos.pd.v1 import cluster_pb2
+from protos.serving import GrpcServer
+
+STOP_GRACE_S = 2.0
+
+
+class Role(Protocol):
+    """What prefill and decode differ in."""
+
+    def members_changed(self, members: set[NodeKey]) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+async def serve_node(
+    config: NodeConfig,
+    stop: asyncio.Event,
+    *,
+    role: cluster_pb2.NodeRole,
+    role_name: str,
+    make_role: Callable[[Node, GrpcServer], Role],
+) -> None:
+    """Runs a node until stop is set. Raises StartError."""
+    # Before torch is imported: two processes with two OpenMP threads each on two cores collapse.
+    os.environ["OMP_NUM_THREADS"] = str(config.threads)
+    try:
+        model = find_model(config.model, dtype=config.dtype, block_size=config.block_size)
+        node = Node(config=config, role=role, model=model)
+    except ValueError as error:
+        raise StartError(str(error)) from error
+    server = GrpcServer()
+    parts = make_role(node, server)
+    try:
+        address = await server.start(config.listen)
+    except OSError as error:
+        raise StartError(str(error)) from error
+    node.membership = Membership(
+        registration=node.registration(config.advertise or address),
+        status=node.status,
+        on_change=parts.members_changed,
+    )
+    announce(role=role_name, node_id=config.node_id, address=address)
+    registered = asyncio.create_task(node.membership.run(config.coordinators))
+    try:
+        await _load_or_stop(node, server, stop)
+        await _first(stop, node.crashed)
+        node.drain()
+    finally:
+        await server.set_serving(False)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(STOP_GRACE_S):
+                await node.admission.wait_idle()
+        await parts.close()
+        await server.stop(grace_s=0)
+        registered.cancel()
+        await asyncio.gather(registered, return_exceptions=True)
+        await node.stop()
+    if node.crashed.is_set():
+        raise StartError("the engine crashed; the log says why")
+
+
+async def _load_or_stop(node: Node, server: GrpcServer, stop: asyncio.Event) -> None:
+    """A stop while weights load does not wait for them."""
+    loading = asyncio.create_task(node.load())
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait([loading, stopping], return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if not loading.done():
+        loading.cancel()
+    else:
+        loading.result()
+        await server.set_serving(True)
+
+
+async def _first(*events: asyncio.Event) -> None:
+    """Returns when one of them is set."""
+    waits = [asyncio.create_task(event.wait()) for event in events]
+    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    for wait in waits:
+        wait.cancel()

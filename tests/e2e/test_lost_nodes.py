@@ -1,0 +1,125 @@
+"""Nodes that die, freeze or come back, and clients that do not read: typed errors, nothing held."""
+
+import asyncio
+import signal
+
+import grpc.aio
+import pytest
+
+from coordinator.client import AsyncClient
+from coordinator.events import GenerationError
+from coordinator.supervisor import Cluster
+from protos.pd.v1 import generation_pb2, generation_pb2_grpc, types_pb2
+from protos.serving import dial
+from tests.e2e.serving import collect, wait_all_available, wait_until
+
+
+def emulated() -> Cluster:
+    return Cluster(model="emulated", num_prefill=1, num_decode=1)
+
+
+async def running_on(client: AsyncClient, node_id: str) -> None:
+    """Returns once the node has a request."""
+    await wait_until(
+        client, lambda nodes: any(n.node_id == node_id and n.num_running for n in nodes)
+    )
+
+
+@pytest.mark.parametrize("victim", ["prefill-0", "decode-0"])
+async def test_a_node_that_is_killed_ends_its_requests_with_a_typed_error(victim):
+    async with (
+        Cluster(model="emulated", num_prefill=1, num_decode=1) as cluster,
+        AsyncClient(cluster.address) as client,
+    ):
+        # 15,000 tokens prefill for a second, 9,000 more decode for longer than this test.
+        request = asyncio.create_task(collect(client, [5] * 15_000, max_tokens=9_000))
+        await running_on(client, victim)
+        cluster.processes[victim].kill()
+        with pytest.raises(GenerationError) as error:
+            await request
+        assert error.value.status is grpc.StatusCode.UNAVAILABLE
+        assert error.value.reason == "NODE_LOST"
+        assert victim in error.value.message
+        await wait_all_available(client)
+
+
+async def test_a_decode_node_that_is_killed_in_mid_stream_ends_it_with_a_typed_error():
+    async with (
+        Cluster(model="emulated", num_prefill=1, num_decode=1) as cluster,
+        AsyncClient(cluster.address) as client,
+    ):
+        num_events = 0
+        with pytest.raises(GenerationError) as error:
+            async for _ in client.generate([5] * 10, max_tokens=9_000):
+                num_events += 1
+                if num_events == 5:
+                    cluster.processes["decode-0"].kill()
+        assert error.value.reason == "NODE_LOST"
+        await wait_all_available(client)
+
+
+@pytest.mark.parametrize("victim", ["prefill-0", "decode-0"])
+@pytest.mark.parametrize("moment", ["before the request", "while it runs"])
+async def test_a_node_that_is_frozen_is_noticed_and_comes_back(victim: str, moment: str):
+    """A frozen node answers no call and ends no stream; only its silence tells."""
+    async with emulated() as cluster, AsyncClient(cluster.address) as client:
+        node = cluster.processes[victim]
+        if moment == "before the request":
+            node.send_signal(signal.SIGSTOP)
+        request = asyncio.create_task(collect(client, [5] * 15_000, max_tokens=9_000))
+        if moment == "while it runs":
+            await running_on(client, victim)
+            node.send_signal(signal.SIGSTOP)
+        with pytest.raises(GenerationError) as error:
+            await request
+        # The lane's pings may notice it before the coordinator misses its heartbeat.
+        assert error.value.reason in ("NODE_LOST", "LANE_LOST")
+        assert victim in error.value.message
+        node.send_signal(signal.SIGCONT)
+        await wait_until(client, lambda nodes: [n.state for n in nodes] == ["serving"] * 2)
+        result = await collect(client, [1, 2, 3], max_tokens=3)
+        assert result.finished.served_as == "disaggregated"
+        await wait_all_available(client)
+
+
+async def test_a_node_that_is_started_again_takes_the_place_of_its_old_life():
+    async with emulated() as cluster, AsyncClient(cluster.address) as client:
+        first = await collect(client, [1, 2, 3], max_tokens=3)
+        cluster.processes["decode-0"].kill()
+        await cluster.processes["decode-0"].exited
+        await cluster.start_node("decode-0")
+        await cluster.wait_serving()
+        again = await collect(client, [1, 2, 3], max_tokens=3)
+        assert again.token_ids == first.token_ids
+        assert again.finished.served_as == "disaggregated"
+
+
+async def test_a_second_node_of_the_same_id_replaces_the_first_which_learns_of_it():
+    """Both would otherwise think that they are registered. They take turns, which logs tell of."""
+    async with emulated() as cluster, AsyncClient(cluster.address) as client:
+        first = cluster.processes["decode-0"]
+        second = await cluster.start_node("decode-0")
+        await wait_until(client, lambda nodes: any(n.address == second.address for n in nodes))
+        await wait_until(client, lambda nodes: any(n.address == first.address for n in nodes))
+        second.kill()
+        first.kill()
+        await asyncio.wait([first.exited, second.exited])
+
+
+async def test_a_deadline_frees_the_nodes_of_a_client_that_does_not_read():
+    async with (
+        emulated() as cluster,
+        AsyncClient(cluster.address) as client,
+        dial(cluster.address, purpose="test") as channel,
+    ):
+        request = generation_pb2.GenerateRequest(
+            token_ids=generation_pb2.TokenIds(ids=[1]),
+            stop=types_pb2.StopConditions(max_tokens=30_000),
+        )
+        call = generation_pb2_grpc.GenerationServiceStub(channel).Generate(request, timeout=2)
+        await running_on(client, "decode-0")
+        await wait_all_available(client)
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            async for _ in call:
+                pass
+        assert error.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
