@@ -40,7 +40,9 @@ async def engine(num_blocks: int = 32):
     executor = Failing(folder=folder, memory=memory)
     pool = BlockPool(num_blocks)
     scheduler = Scheduler(FREE, step_budget_ms=0.2, block_size=4)
-    engine = Engine(executor=executor, scheduler=scheduler, pool=pool)
+    crashed = asyncio.Event()
+    engine = Engine(executor=executor, scheduler=scheduler, pool=pool, on_crash=crashed.set)
+    engine.crashed = crashed
     engine.start()
     try:
         yield engine, pool
@@ -122,3 +124,16 @@ async def test_a_failed_step_ends_its_runs_and_the_engine_goes_on():
         pool.release(lease)
         while pool.counts().available != 32:
             await asyncio.sleep(0)
+
+
+async def test_a_fault_of_ours_in_the_engine_thread_fails_its_runs_and_is_told(monkeypatch):
+    def broken(self, step, result):
+        raise AssertionError("invariant")
+
+    async with engine() as (loop, pool), asyncio.timeout(5):
+        monkeypatch.setattr(Scheduler, "apply", broken)
+        lease = pool.reserve(4)
+        async with loop.run(spec([1]), lease) as run:
+            with pytest.raises(StepFailed, match="crashed"):
+                await run.next()
+        await loop.crashed.wait()

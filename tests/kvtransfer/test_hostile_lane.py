@@ -1,4 +1,4 @@
-"""A peer that breaks the protocol, over real sockets: the lane ends, transfers end, nothing hangs."""
+"""A peer that breaks the protocol, over real sockets: lane and transfers end, nothing hangs."""
 
 import asyncio
 from collections.abc import AsyncIterator
