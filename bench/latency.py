@@ -4,36 +4,22 @@
     python -m bench.latency --prefill 0 --decode 1 --threads 2  # colocated, the same two cores
     python -m bench.latency --transformers --threads 2          # transformers' generate, one by one
 
-Prompts are random token ids, other ones in every request. Times are the client's, except the
-handoff gap, which is the coordinator's. Each node is pinned to cores of its own; the client and
-the coordinator run on all of them, as they would on such a machine.
+Times are the client's, except the gap from token 1 to token 2, which is the coordinator's. Each
+node is pinned to cores of its own; the client and the coordinator run on all of them, as they
+would on such a machine.
 """
 
 import argparse
 import asyncio
-import os
 import random
-import statistics
+import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
-from coordinator.client import AsyncClient
-from coordinator.events import Delta, Finished
+from bench.load import VOCAB, Sample, report, run, summarise
+from bench.targets import OurTarget, pin
 from coordinator.supervisor import Cluster
 from engine.catalog import resolve_model
-
-VOCAB = range(1000, 49_000)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
-    """One request, in seconds."""
-
-    ttft_s: float
-    tpot_s: float
-    handoff_gap_s: float | None
-    num_tokens: int
 
 
 def main() -> None:
@@ -58,87 +44,30 @@ def main() -> None:
 
 
 async def measure_cluster(args: argparse.Namespace) -> None:
-    options = {"dtype": args.dtype, "threads": args.threads}
-    async with (
-        Cluster(
+    rng = random.Random(args.seed)
+    with tempfile.TemporaryDirectory() as log_dir:
+        async with Cluster(
             model=args.model,
             num_prefill=args.prefill,
             num_decode=args.decode,
-            node_options=options,
-            log_dir=Path("/tmp"),
-        ) as cluster,
-        AsyncClient(cluster.address) as client,
-    ):
-        pin(cluster, args.threads)
-        rng = random.Random(args.seed)
-        await run(client, args, rng, concurrency=2, num_requests=4)
-        for concurrency in args.concurrency:
-            started = time.monotonic()
-            num_requests = max(args.requests, concurrency)
-            samples = await run(
-                client, args, rng, concurrency=concurrency, num_requests=num_requests
-            )
-            report(f"c={concurrency}", samples, time.monotonic() - started)
-
-
-def pin(cluster: Cluster, threads: int) -> None:
-    """Nodes get cores of their own, in order, as far as there are enough."""
-    cores = sorted(os.sched_getaffinity(0))
-    nodes = [child for name, child in cluster.processes.items() if name != "coordinator"]
-    if threads * len(nodes) > len(cores):
-        print(f"{len(nodes)} nodes of {threads} threads on {len(cores)} cores: not pinned")
-        return
-    for index, child in enumerate(nodes):
-        own = set(cores[index * threads : (index + 1) * threads])
-        for task in os.listdir(f"/proc/{child.pid}/task"):
-            os.sched_setaffinity(int(task), own)
-
-
-async def run(
-    client: AsyncClient,
-    args: argparse.Namespace,
-    rng: random.Random,
-    *,
-    concurrency: int,
-    num_requests: int,
-) -> list[Sample]:
-    limit = asyncio.Semaphore(concurrency)
-
-    async def one(prompt: list[int]) -> Sample:
-        async with limit:
-            return await measure(client, prompt, args.output)
-
-    prompts = [rng.choices(VOCAB, k=args.input) for _ in range(num_requests)]
-    return await asyncio.gather(*(one(prompt) for prompt in prompts))
-
-
-async def measure(client: AsyncClient, prompt: list[int], num_tokens: int) -> Sample:
-    started = time.monotonic()
-    stamps: list[float] = []
-    generation = client.generate(prompt, max_tokens=num_tokens, ignore_eos=True)
-    async for event in generation:
-        if isinstance(event, Delta):
-            stamps += [time.monotonic()] * len(event.token_ids)
-        elif isinstance(event, Finished):
-            finished = event
-    assert len(stamps) == num_tokens
-    return Sample(
-        ttft_s=stamps[0] - started,
-        tpot_s=(stamps[-1] - stamps[0]) / max(1, num_tokens - 1),
-        handoff_gap_s=finished.timing.handoff_gap_s,
-        num_tokens=num_tokens,
-    )
-
-
-def report(name: str, samples: list[Sample], wall_s: float) -> None:
-    gaps = [sample.handoff_gap_s for sample in samples if sample.handoff_gap_s is not None]
-    print(
-        f"{name:6} n={len(samples)}"
-        f" | TTFT p50 {1e3 * statistics.median(s.ttft_s for s in samples):7.1f} ms"
-        f" | TPOT p50 {1e3 * statistics.median(s.tpot_s for s in samples):6.1f} ms"
-        f" | token 1 to 2 p50 {1e3 * statistics.median(gaps) if gaps else 0:6.1f} ms"
-        f" | {sum(s.num_tokens for s in samples) / wall_s:6.1f} output tok/s"
-    )
+            node_options={"dtype": args.dtype, "threads": args.threads},
+            log_dir=Path(log_dir),
+        ) as cluster:
+            pin(cluster, threads=args.threads)
+            target = OurTarget(cluster.address)
+            # Once through, not counted.
+            await run(target, num_input=64, num_output=8, concurrency=2, num_requests=4, rng=rng)
+            for concurrency in args.concurrency:
+                summary = await run(
+                    target,
+                    num_input=args.input,
+                    num_output=args.output,
+                    concurrency=concurrency,
+                    num_requests=max(args.requests, concurrency),
+                    rng=rng,
+                )
+                report(f"c={concurrency}", summary)
+            await target.close()
 
 
 def measure_transformers(args: argparse.Namespace) -> None:
@@ -149,27 +78,33 @@ def measure_transformers(args: argparse.Namespace) -> None:
     folder = resolve_model(args.model, allow_download=False).folder
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, args.dtype))
     rng = random.Random(args.seed)
-    samples = []
-    started = time.monotonic()
+
+    def generate_s(prompt: torch.Tensor, num_tokens: int) -> float:
+        before = time.monotonic()
+        with torch.inference_mode():
+            model.generate(
+                prompt,
+                max_new_tokens=num_tokens,
+                do_sample=False,
+                eos_token_id=None,
+                pad_token_id=0,
+            )
+        return time.monotonic() - before
+
+    samples, whole_s = [], 0.0
     for _ in range(max(3, args.requests // 4)):
         prompt = torch.tensor([rng.choices(VOCAB, k=args.input)])
-        times_s = []
-        for num_tokens in (1, args.output):
-            before = time.monotonic()
-            with torch.inference_mode():
-                model.generate(
-                    prompt,
-                    max_new_tokens=num_tokens,
-                    do_sample=False,
-                    eos_token_id=None,
-                    pad_token_id=0,
-                )
-            times_s.append(time.monotonic() - before)
-        tpot_s = (times_s[1] - times_s[0]) / max(1, args.output - 1)
+        first_s, all_s = generate_s(prompt, 1), generate_s(prompt, args.output)
+        whole_s += all_s
         samples.append(
-            Sample(ttft_s=times_s[0], tpot_s=tpot_s, handoff_gap_s=None, num_tokens=args.output + 1)
+            Sample(
+                ttft_s=first_s,
+                tpot_s=(all_s - first_s) / max(1, args.output - 1),
+                handoff_gap_s=None,
+                num_tokens=args.output,
+            )
         )
-    report("c=1", samples, time.monotonic() - started)
+    report("c=1", summarise(samples, whole_s))
 
 
 if __name__ == "__main__":
