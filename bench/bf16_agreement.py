@@ -51,8 +51,8 @@ def main() -> None:
     texts = [form.format(topic) for topic in _TOPICS for form in _FORMS][: args.prompts]
     prompts = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
     served = asyncio.run(serve(args.model, prompts))
-    half = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
-    full = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    half = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    full = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     noise = logit_noise(half, full, prompts[:10])
     num_differ = num_beyond = 0
     for prompt, ours in zip(prompts, served, strict=True):
