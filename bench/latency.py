@@ -68,6 +68,11 @@ async def measure_cluster(args: argparse.Namespace) -> None:
                 )
                 report(f"c={concurrency}", summary)
             await target.close()
+        # The cluster is down: its engines have told what they did.
+        for log in sorted(Path(log_dir).glob("*.log")):
+            for line in log.read_text().splitlines():
+                if "engine stopped" in line:
+                    print(f"{log.stem}: {line.partition('engine stopped ')[2]}")
 
 
 def measure_transformers(args: argparse.Namespace) -> None:

@@ -100,6 +100,11 @@ class Engine:
         self._num_steps = 0
         self._num_queued_tokens = 0
         self._step_started: float | None = None
+        # Time in execute, and between two executes while there is work.
+        self._compute_s = 0.0
+        self._overhead_s = 0.0
+        self._num_gaps = 0
+        self._step_ended: float | None = None
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -163,6 +168,12 @@ class Engine:
         assert self._loop is not None
         try:
             self._run_steps()
+            log.info(
+                "engine stopped steps=%d compute_s=%.3f overhead_ms_per_step=%.3f",
+                self._num_steps,
+                self._compute_s,
+                1e3 * self._overhead_s / max(1, self._num_gaps),
+            )
         except Exception as error:
             log.critical("engine thread crashed", exc_info=True)
             failure = StepFailed(f"engine crashed: {type(error).__name__}")
@@ -173,6 +184,7 @@ class Engine:
         while True:
             with self._wake:
                 while not (self._commands or self._stopping or len(self._scheduler)):
+                    self._step_ended = None
                     self._wake.wait()
                 if self._stopping:
                     return
@@ -185,7 +197,10 @@ class Engine:
             self._num_queued_tokens = self._scheduler.num_queued_tokens
 
     def _step(self, step: ScheduledStep) -> None:
-        self._step_started = time.monotonic()
+        started = self._step_started = time.monotonic()
+        if self._step_ended is not None:
+            self._overhead_s += started - self._step_ended
+            self._num_gaps += 1
         try:
             result = self._executor.execute(step.plan)
         except Exception as error:
@@ -197,6 +212,8 @@ class Engine:
             return
         finally:
             self._step_started = None
+            self._step_ended = time.monotonic()
+            self._compute_s += self._step_ended - started
             self._num_steps += 1
         progress = self._scheduler.apply(step, result)
         for event in progress:
