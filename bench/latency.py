@@ -40,39 +40,40 @@ def main() -> None:
     if args.transformers:
         measure_transformers(args)
     else:
-        asyncio.run(measure_cluster(args))
+        with tempfile.TemporaryDirectory() as folder:
+            log_dir = Path(folder)
+            asyncio.run(measure_cluster(args, log_dir))
+            # The cluster is down: its engines have told what they did.
+            for log in sorted(log_dir.glob("*.log")):
+                for line in log.read_text().splitlines():
+                    if "engine stopped" in line:
+                        print(f"{log.stem}: {line.partition('engine stopped ')[2]}")
 
 
-async def measure_cluster(args: argparse.Namespace) -> None:
+async def measure_cluster(args: argparse.Namespace, log_dir: Path) -> None:
     rng = random.Random(args.seed)
-    with tempfile.TemporaryDirectory() as log_dir:
-        async with Cluster(
-            model=args.model,
-            num_prefill=args.prefill,
-            num_decode=args.decode,
-            node_options={"dtype": args.dtype, "threads": args.threads},
-            log_dir=Path(log_dir),
-        ) as cluster:
-            pin(cluster, threads=args.threads)
-            target = OurTarget(cluster.address)
-            # Once through, not counted.
-            await run(target, num_input=64, num_output=8, concurrency=2, num_requests=4, rng=rng)
-            for concurrency in args.concurrency:
-                summary = await run(
-                    target,
-                    num_input=args.input,
-                    num_output=args.output,
-                    concurrency=concurrency,
-                    num_requests=max(args.requests, concurrency),
-                    rng=rng,
-                )
-                report(f"c={concurrency}", summary)
-            await target.close()
-        # The cluster is down: its engines have told what they did.
-        for log in sorted(Path(log_dir).glob("*.log")):
-            for line in log.read_text().splitlines():
-                if "engine stopped" in line:
-                    print(f"{log.stem}: {line.partition('engine stopped ')[2]}")
+    async with Cluster(
+        model=args.model,
+        num_prefill=args.prefill,
+        num_decode=args.decode,
+        node_options={"dtype": args.dtype, "threads": args.threads},
+        log_dir=log_dir,
+    ) as cluster:
+        pin(cluster, threads=args.threads)
+        target = OurTarget(cluster.address)
+        # Once through, not counted.
+        await run(target, num_input=64, num_output=8, concurrency=2, num_requests=4, rng=rng)
+        for concurrency in args.concurrency:
+            summary = await run(
+                target,
+                num_input=args.input,
+                num_output=args.output,
+                concurrency=concurrency,
+                num_requests=max(args.requests, concurrency),
+                rng=rng,
+            )
+            report(f"c={concurrency}", summary)
+        await target.close()
 
 
 def measure_transformers(args: argparse.Namespace) -> None:
