@@ -14,7 +14,7 @@ import platform
 import sys
 import time
 
-from bench import gpu_kernels, gpu_steps
+from bench import gpu_kernel_times, gpu_kernels, gpu_steps
 from bench.gpu_report import Clock, Report, measure
 
 
@@ -47,11 +47,12 @@ def main() -> None:
             matmul_size=64 if args.tiny else 8192,
         )
         report = Report(machine=machine, clock=clock, deadline=start + args.seconds)
-        kernel_sizes = gpu_kernels.TINY if args.tiny else gpu_kernels.FULL
+        kernel_sizes = gpu_kernel_times.TINY if args.tiny else gpu_kernel_times.FULL
         if args.tune:
-            gpu_kernels.tune(report, kernel_sizes, device)
+            gpu_kernel_times.tune(report, kernel_sizes, device)
         else:
-            gpu_kernels.check_kernels(report, kernel_sizes, device)
+            gpu_kernels.check_kernels(report, device)
+            gpu_kernel_times.time_kernels(report, kernel_sizes, device)
             gpu_steps.check_steps(report, gpu_steps.TINY if args.tiny else gpu_steps.FULL, device)
     name = torch.cuda.get_device_name(device) if args.device == "cuda" else platform.processor()
     print(f"{name or 'CPU'}; torch {torch.__version__}; {_triton_version()}")

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import torch
 
 from engine.executor import Draw, StepPlan
-from kernels.paged_attention import AttentionPlan, AttentionRow, plan_attention
+from kernels.packed_rows import AttentionRow, PackedRows
+from kernels.paged_attention import AttentionPlan, plan_attention
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +25,7 @@ class Batch:
     positions_T: torch.Tensor
     block_T: torch.Tensor
     slot_T: torch.Tensor
-    attention: AttentionPlan
+    attention: AttentionPlan | PackedRows
     last_B: torch.Tensor
     draws: tuple[Draw, ...]
 

@@ -22,14 +22,19 @@ _CLASSES = {
     "mistral": "MistralForCausalLM",
 }
 
-# transformers' class default, which is what an absent field means.
-_MISTRAL_WINDOW = 4096
+# transformers' class defaults, which are what an absent field means.
+_DEFAULT_WINDOW = 4096
+_DEFAULT_FIRST_WINDOW_LAYER = 28
 _QWEN3_HEAD_DIM = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """A decoder of the llama family: sizes, and which of the optional parts it has."""
+    """A decoder of the llama family: sizes, and which of the optional parts it has.
+
+    windows has an entry per layer: how many positions back, itself included, a token sees, or
+    None for all of them.
+    """
 
     architecture: str
     vocab_size: int
@@ -48,6 +53,12 @@ class ModelConfig:
     qk_norm: bool
     tie_embeddings: bool
     eos_token_ids: frozenset[int]
+    windows: tuple[int | None, ...]
+
+    @property
+    def has_window(self) -> bool:
+        """Whether some layer does not see all positions."""
+        return any(window is not None for window in self.windows)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -86,7 +97,6 @@ def parse_model_config(raw: dict[str, Any], generation: dict[str, Any]) -> Model
     num_kv_heads = _num_kv_heads(raw, architecture, num_query_heads)
     hidden_size = _size(raw, "hidden_size")
     max_positions = _size(raw, "max_position_embeddings")
-    _refuse_sliding_window(raw, architecture, num_layers, max_positions)
     # qwen2 and mistral have no switch for their biases; transformers ignores the field there.
     attention_bias = architecture in ("llama", "qwen3") and _flag(raw, "attention_bias")
     return ModelConfig(
@@ -107,6 +117,7 @@ def parse_model_config(raw: dict[str, Any], generation: dict[str, Any]) -> Model
         qk_norm=architecture == "qwen3",
         tie_embeddings=_flag(raw, "tie_word_embeddings"),
         eos_token_ids=_eos_token_ids(raw, generation),
+        windows=_windows(raw, architecture, num_layers, max_positions),
     )
 
 
@@ -143,23 +154,44 @@ def _refuse_unsupported(raw: dict[str, Any]) -> None:
         raise ValueError(f"hidden_act: {raw['hidden_act']!r} is not 'silu'")
 
 
-def _refuse_sliding_window(
+def _windows(
     raw: dict[str, Any], architecture: str, num_layers: int, max_positions: int
-) -> None:
-    """A window counts only where some layer uses it and a sequence can outgrow it."""
-    for layer_type in raw.get("layer_types") or ():
-        if layer_type != "full_attention":
-            raise ValueError(f"layer_types: {layer_type!r} is not 'full_attention'")
-    if architecture == "llama":
-        return
-    window = raw.get("sliding_window", _MISTRAL_WINDOW)
-    if architecture in ("qwen2", "qwen3"):
-        all_full = raw.get("layer_types") is not None
-        first_layer = raw.get("max_window_layers", 28)
-        if not raw.get("use_sliding_window", False) or all_full or first_layer >= num_layers:
-            return
-    if window is not None and window < max_positions:
-        raise ValueError(f"sliding_window: {window!r}; sliding window attention is not supported")
+) -> tuple[int | None, ...]:
+    """A window that no sequence can outgrow is none."""
+    layer_types = _layer_types(raw, architecture, num_layers)
+    if "sliding_attention" not in layer_types:
+        return (None,) * num_layers
+    window = raw.get("sliding_window", _DEFAULT_WINDOW)
+    if window is not None and (type(window) is not int or window < 1):
+        raise ValueError(f"sliding_window: {window!r} is not a positive integer")
+    if window is None or window >= max_positions:
+        return (None,) * num_layers
+    return tuple(window if kind == "sliding_attention" else None for kind in layer_types)
+
+
+def _layer_types(raw: dict[str, Any], architecture: str, num_layers: int) -> list[str]:
+    """What transformers' configuration class makes of the fields."""
+    kinds = ("full_attention", "sliding_attention")
+    given = raw.get("layer_types")
+    if architecture in ("llama", "mistral"):
+        # These do not look at the field; a file where it says otherwise means another model.
+        has_window = raw.get("sliding_window", _DEFAULT_WINDOW) is not None
+        kind = kinds[architecture == "mistral" and has_window]
+        if any(layer_type != kind for layer_type in given or ()):
+            raise ValueError(f"layer_types: {given!r} is not all {kind!r}")
+        return [kind] * num_layers
+    is_used = _flag(raw, "use_sliding_window")
+    if given is None:
+        first = raw.get("max_window_layers", _DEFAULT_FIRST_WINDOW_LAYER)
+        if type(first) is not int:
+            raise ValueError(f"max_window_layers: {first!r} is not an integer")
+        return [kinds[is_used and layer >= first] for layer in range(num_layers)]
+    if not isinstance(given, list) or len(given) != num_layers:
+        raise ValueError(f"layer_types: {given!r} is not a list of {num_layers}")
+    for layer_type in given:
+        if layer_type not in kinds[: 1 + is_used]:
+            raise ValueError(f"layer_types: {layer_type!r} with use_sliding_window {is_used}")
+    return given
 
 
 def _num_kv_heads(raw: dict[str, Any], architecture: str, num_query_heads: int) -> int:

@@ -20,15 +20,27 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
         return inv_freq_F / rope.factor
     if rope.kind == "llama3":
         return _llama3(rope, inv_freq_F)
+    if rope.kind == "yarn":
+        return _yarn(rope, inv_freq_F)
     return inv_freq_F
 
 
 def cos_and_sin(
-    positions_T: torch.Tensor, inv_freq_F: torch.Tensor, *, dtype: torch.dtype
+    positions_T: torch.Tensor,
+    inv_freq_F: torch.Tensor,
+    *,
+    dtype: torch.dtype,
+    attention_factor: float = 1.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """cos_TF and sin_TF in dtype; both halves of a head are turned by the same angles."""
+    """cos_TF and sin_TF in dtype; both halves of a head are turned by the same angles.
+
+    attention_factor is RopeConfig's: it scales Q and K, and so their products by its square.
+    """
     angles_TF = positions_T[:, None].float() * inv_freq_F
-    return angles_TF.cos().to(dtype), angles_TF.sin().to(dtype)
+    cos_TF, sin_TF = angles_TF.cos(), angles_TF.sin()
+    if attention_factor != 1.0:
+        cos_TF, sin_TF = cos_TF * attention_factor, sin_TF * attention_factor
+    return cos_TF.to(dtype), sin_TF.to(dtype)
 
 
 def _llama3(rope: RopeConfig, inv_freq_F: torch.Tensor) -> torch.Tensor:
@@ -43,3 +55,22 @@ def _llama3(rope: RopeConfig, inv_freq_F: torch.Tensor) -> torch.Tensor:
     blended_F = (1 - smooth_F) * inv_freq_F / rope.factor + smooth_F * inv_freq_F
     scaled_F = torch.where(is_low_F, inv_freq_F / rope.factor, inv_freq_F)
     return torch.where(~is_low_F & ~is_high_F, blended_F, scaled_F)
+
+
+def _yarn(rope: RopeConfig, inv_freq_F: torch.Tensor) -> torch.Tensor:
+    """Source: transformers, modeling_rope_utils._compute_yarn_parameters; Peng et al. 2023."""
+    num_freqs = inv_freq_F.shape[0]
+    head_dim = 2 * num_freqs
+
+    def dim_of(num_turns: float) -> float:
+        """The dim whose frequency makes so many turns within the original positions."""
+        turn = rope.original_max_positions / (num_turns * 2 * math.pi)
+        return head_dim * math.log(turn) / (2 * math.log(rope.theta))
+
+    low, high = dim_of(rope.beta_fast), dim_of(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    width = high - low or 0.001
+    scaled_share_F = ((torch.arange(num_freqs, dtype=torch.float32) - low) / width).clamp(0, 1)
+    return inv_freq_F / rope.factor * scaled_share_F + inv_freq_F * (1 - scaled_share_F)

@@ -13,6 +13,7 @@ import torch
 from engine.batch import pack
 from engine.executor import StepPlan, StepResult
 from engine.model import DTYPES, Decoder
+from engine.model_config import ModelConfig
 from engine.sampler import draw_tokens
 from kvtransfer.layout import DEFAULT_INNER_ORDER, KvLayout
 from kvtransfer.memory import HostMemory
@@ -23,7 +24,8 @@ class TorchExecutor:
 
     def __init__(self, *, model: Decoder, memory: HostMemory) -> None:
         """Raises ValueError if the memory's layout is not this model's."""
-        _check_layout(memory.layout, model)
+        dtype = next(name for name, dtype in DTYPES.items() if dtype == model.dtype)
+        check_layout(memory.layout, model.config, dtype=dtype)
         self._model = model
         self._layout = memory.layout
         shape = (memory.num_blocks, *memory.layout.block_shape)
@@ -57,10 +59,10 @@ class TorchExecutor:
         )
 
 
-def _check_layout(layout: KvLayout, model: Decoder) -> None:
-    config = model.config
+def check_layout(layout: KvLayout, config: ModelConfig, *, dtype: str) -> None:
+    """Raises ValueError, naming the field, if the layout is not that of a model in dtype."""
     expected = {
-        "dtype": next(name for name, dtype in DTYPES.items() if dtype == model.dtype),
+        "dtype": dtype,
         "num_layers": config.num_layers,
         "num_kv_heads": config.num_kv_heads,
         "head_dim": config.head_dim,

@@ -11,6 +11,8 @@ is block-major: [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim].
 
 import torch
 
+from kernels.dispatch import on_gpu
+
 
 def rope_and_cache_write(
     *,
@@ -25,8 +27,21 @@ def rope_and_cache_write(
 ) -> torch.Tensor:
     """Returns rotated q_TND, new; writes token t's K and V at (block_T[t], slot_T[t]).
 
-    No two tokens may share a (block, slot).
+    No two tokens may share a (block, slot) whose content matters.
     """
+    if on_gpu(qk_TAD):
+        from kernels.triton import rope_and_cache_write as fast
+
+        return fast.rope_and_cache_write(
+            qk_TAD=qk_TAD,
+            v_THD=v_THD,
+            cos_TF=cos_TF,
+            sin_TF=sin_TF,
+            pool=pool,
+            layer=layer,
+            block_T=block_T,
+            slot_T=slot_T,
+        )
     num_query_heads = qk_TAD.shape[1] - v_THD.shape[1]
     rotated_TAD = apply_rope(qk_TAD, cos_TF=cos_TF, sin_TF=sin_TF)
     k_pool, v_pool = pool[:, layer].unbind(1)

@@ -116,10 +116,8 @@ class IncomingLane:
             self._pool.begin_write(lease, block_ids, writer=writer)
         except LeaseReleased:
             return
-        size = self._memory.layout.block_bytes
-        slot = self._slots[action.slot]
-        for offset, index in enumerate(block_ids):
-            self._memory.block(index)[:] = slot[offset * size : (offset + 1) * size]
+        size_bytes = action.num_blocks * self._memory.layout.block_bytes
+        self._memory.write(block_ids, self._slots[action.slot][:size_bytes])
         self._pool.end_write(block_ids, writer=writer)
 
 

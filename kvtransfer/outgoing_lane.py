@@ -141,8 +141,8 @@ class OutgoingLane:
         loop = asyncio.get_running_loop()
         while True:
             ship = await self._ships.get()
-            blocks = [self._memory.block(index) for index in ship.chunk.block_ids]
-            digest = await self._plane.send(ship.seq, blocks)
+            with self._memory.reading(ship.chunk.block_ids) as blocks:
+                digest = await self._plane.send(ship.seq, blocks)
             self._act(self._sender.shipped(ship.seq, digest=digest, now=loop.time()))
 
     async def _watch(self) -> None:

@@ -206,8 +206,12 @@ def test_windows_are_by_layer_as_transformers_reads_them(
     assert config.has_window
     (tmp_path / "config.json").write_text(json.dumps(raw))
     theirs = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tmp_path))
-    assert windows == tuple(layer.self_attn.sliding_window if raw["model_type"] == "qwen2"
-                            else theirs.config.sliding_window for layer in theirs.model.layers)
+    assert windows == tuple(
+        layer.self_attn.sliding_window
+        if raw["model_type"] == "qwen2"
+        else theirs.config.sliding_window
+        for layer in theirs.model.layers
+    )
 
 
 def test_a_mistral_that_does_not_say_has_the_default_window() -> None:

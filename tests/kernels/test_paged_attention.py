@@ -1,10 +1,12 @@
 """Paged attention against the textbook, token by token; the pool is NaN where nothing is."""
 
 import random
+from typing import Any
 
 import pytest
 import torch
 
+from bench.attention_case import make_case
 from kernels.paged_attention import AttentionRow, paged_attention, plan_attention
 
 NUM_BLOCKS, NUM_LAYERS = 200, 2
@@ -84,3 +86,43 @@ def test_no_rows_give_no_output() -> None:
     pool = torch.zeros(1, 1, 2, 1, 4, 8)
     plan = plan_attention([], pool=pool)
     assert paged_attention(torch.zeros(0, 2, 8), pool=pool, layer=0, plan=plan).shape == (0, 2, 8)
+
+
+SINKS_N = torch.tensor([-30.0, 0.0, 0.5, 2.0, 9.0, 60.0])
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"window": 1},
+    {"window": 3},
+    {"window": 16},
+    {"window": 37},
+    {"window": 1000},
+    {"soft_cap": 0.8},
+    {"sinks_N": SINKS_N},
+    {"window": 5, "soft_cap": 3.0, "sinks_N": SINKS_N},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("block_size", [5, 16])
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_windows_caps_and_sinks_are_those_of_the_formula(
+    options: dict[str, Any], block_size: int, is_packed: bool
+) -> None:
+    rows = [(1, 0), (5, 0), (1, 15), (0, 0), (1, 16), (3, 14), (1, 122), (261, 37)]
+    case = make_case(rows, heads=(6, 2), head_dim=8, block_size=block_size)
+    plan = case.packed() if is_packed else plan_attention(case.rows, pool=case.pool)
+    out = paged_attention(case.q_TND, pool=case.pool, layer=case.layer, plan=plan, **options)
+    torch.testing.assert_close(out.double(), case.expected(**options), rtol=1e-5, atol=1e-5)
+
+
+def test_the_formula_is_the_textbook() -> None:
+    """make_case's own answer, for the textbook's case, token by token."""
+    case = make_case([(3, 4)], heads=(4, 2), head_dim=6, block_size=4)
+    k_pool, v_pool = case.pool[:, case.layer].unbind(1)
+    table = case.rows[0].block_table
+    k_CHD, v_CHD = (
+        torch.stack([kv[table[position // 4], :, position % 4] for position in range(7)])
+        for kv in (k_pool, v_pool)
+    )
+    expected = [textbook(case.q_TND[t], k_CHD[: 5 + t], v_CHD[: 5 + t]) for t in range(3)]
+    torch.testing.assert_close(case.expected().float(), torch.stack(expected))
