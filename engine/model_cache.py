@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from kernels.cache_folder import cache_folder
+
 SOURCE_FILE = "disagg_source.json"
 
 # stage, done_bytes, total_bytes; total_bytes is 0 where the size is not known.
@@ -44,10 +46,7 @@ class FetchFailed(ValueError):
 
 def models_folder() -> Path:
     """$DISAGG_CACHE/models, else $XDG_CACHE_HOME/disagg/models, else ~/.cache/disagg/models."""
-    if own := os.environ.get("DISAGG_CACHE"):
-        return Path(own).expanduser().absolute() / "models"
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser().absolute() / "disagg" / "models"
+    return cache_folder() / "models"
 
 
 def read_source(folder: Path) -> ModelSource | None:

@@ -72,15 +72,13 @@ def pool_blocks(
 def _torch_model(name: str, folder: Path, *, dtype: str, block_size: int) -> ServedModel:
     # Here, not above: an emulated node starts in a tenth of the time and memory without torch.
     from engine.checkpoint import model_digest
-    from engine.model import load_model
+    from engine.host_executor import host_executor
     from engine.model_config import kv_layout, read_model_config
-    from engine.torch_executor import TorchExecutor
 
     config = read_model_config(folder)
 
     def load(memory: HostMemory, progress: Progress) -> Executor:
-        model = load_model(folder, dtype=dtype, progress=progress)
-        return TorchExecutor(model=model, memory=memory)
+        return host_executor(folder, dtype=dtype, memory=memory, progress=progress)
 
     return ServedModel(
         name=name,

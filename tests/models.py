@@ -80,7 +80,7 @@ def reference_greedy(model: Any, prompt: list[int], *, num_tokens: int) -> list[
 
 
 def reference_greedy_batch(
-    model: Any, prompts: list[list[int]], *, num_tokens: int, batch_width: int = 64
+    model: Any, prompts: list[list[int]], *, num_tokens: int, batch_width: int = 128
 ) -> list[list[int]]:
     """reference_greedy of each prompt; those of up to batch_width tokens as one padded batch."""
     short = [prompt for prompt in prompts if len(prompt) <= batch_width]

@@ -25,6 +25,7 @@ def make_report(*, deadline: float = float("inf")) -> Report:
     return Report(machine=machine, clock=clock, deadline=deadline)
 
 
+@pytest.mark.slow
 def test_the_script_runs_through_at_toy_sizes() -> None:
     table = gpu_check()
     for what in ("paged_attention", "rope", "pack_blocks", "sample", "decode tiny", "prefill tiny"):
