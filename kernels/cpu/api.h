@@ -121,7 +121,7 @@ HELPER int64_t attention_scratch_bytes(int64_t context_len, int64_t head_dim_p) 
 constexpr int64_t ROWS_PER_PASS = 256;
 
 // Activations of a step, and what attention needs. Rows are followed by MAX_TILE_ROWS more, which
-// a product may read; padding inside a row is zero from the start and stays so.
+// a product may read. Padding inside a row is zero, unless the row is NaN.
 struct Workspace {
     bf16* x;        // [tokens][hidden_p], the residual stream
     bf16* drawn;    // [draws][hidden_p], of it the tokens that draw

@@ -29,7 +29,10 @@ struct Rows {
 static void embed(const Model& model, const Step& step, bf16* x, Rows tokens) {
     for (int64_t t = tokens.begin; t < tokens.end; t++) {
         const bf16* from = model.embedding + step.token_ids[t] * model.hidden;
-        memcpy(x + t * model.hidden_p, from, model.hidden * sizeof(bf16));
+        bf16* to = x + t * model.hidden_p;
+        memcpy(to, from, model.hidden * sizeof(bf16));
+        // Not only at the start: a row that became NaN has left NaN in its padding.
+        memset(to + model.hidden, 0, (model.hidden_p - model.hidden) * sizeof(bf16));
     }
 }
 

@@ -174,6 +174,19 @@ def test_logits_without_a_maximum_are_an_error(llama: Path) -> None:
         native.execute(StepPlan(rows=(row,)))
 
 
+def test_a_row_of_nan_leaves_nothing_behind(llama: Path) -> None:
+    native = make_native(llama)
+    good = prompt_row(tokens(20, seed=1), [5, 6])
+    native.execute(StepPlan(rows=(good,)))
+    expected = native.logits(1).clone()
+    bad = tuple(
+        Row(token_ids=[1] * 20, start=20, block_table=(0, 1, 2), draw=None) for _ in range(3)
+    )
+    native.execute(StepPlan(rows=bad))
+    native.execute(StepPlan(rows=(good,)))
+    assert torch.equal(native.logits(1), expected)
+
+
 def test_memory_of_another_layout_is_refused(llama: Path) -> None:
     memory = HostMemory(layout_of(llama, block_size=4, dtype="float32"), 2)
     with pytest.raises(ValueError, match="dtype 'float32' is not 'bfloat16'"):
