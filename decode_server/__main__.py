@@ -8,12 +8,9 @@ from engine.node_program import serve_node
 from engine.process import run_program
 from protos.pd.v1 import cluster_pb2
 
-# A step here is a gap in every running stream, so a local prompt's chunks are kept short.
-STEP_BUDGET_MS = 50.0
-
 
 def main() -> int:
-    config = parse_knobs("decode", step_budget_ms=STEP_BUDGET_MS)
+    config = parse_knobs("decode")
     return run_program(
         config.node_id,
         lambda stop: serve_node(

@@ -29,7 +29,7 @@ class NodeConfig:
     exit_with_parent: bool
 
 
-def parse_knobs(role: str, *, step_budget_ms: float, argv: list[str] | None = None) -> NodeConfig:
+def parse_knobs(role: str, *, argv: list[str] | None = None) -> NodeConfig:
     """Reads the command line; exits with status 2 and one line about what is wrong with it."""
     parser = argparse.ArgumentParser(
         prog=f"python -m {role}_server",
@@ -98,9 +98,10 @@ def parse_knobs(role: str, *, step_budget_ms: float, argv: list[str] | None = No
     add(
         "--step-budget-ms",
         type=_positive_float,
-        default=step_budget_ms,
+        default=50.0,
         metavar="MS",
-        help="prompt chunks are cut so that a step is predicted to last this long",
+        help="prompt chunks are cut so that a step beside running streams is predicted to last "
+        "this long, and a step of prompts alone four times as long",
     )
     add(
         "--exit-with-parent",

@@ -3,9 +3,10 @@
     add --> [prefilling --chunks--> decoding --tokens-->] leaves: finished, limit reached, removed
 
 A step takes every decode row, then prompt chunks in order of arrival while the predicted time
-stays within the budget; chunks end on block edges. The first prompt in line always gets at least
-a block, so that a full decode batch cannot starve it. No torch, no clock, no locks: the engine
-thread (or a simulator) owns it.
+stays within the budget; chunks end on block edges. A step of prompts alone may last several
+budgets: no stream waits for it, and long chunks compute faster. The first prompt in line always
+gets at least a block, so that a full decode batch cannot starve it. No torch, no clock, no locks:
+the engine thread (or a simulator) owns it.
 """
 
 from dataclasses import dataclass, field
@@ -13,6 +14,9 @@ from dataclasses import dataclass, field
 from engine.cost_model import CostProfile, StepShape, row_shape
 from engine.executor import Draw, Row, StepPlan, StepResult
 from engine.sequence import GenerationSpec, finish_reason
+
+# Budgets that a step without decode rows may last.
+PROMPT_BUDGETS = 4
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -98,11 +102,14 @@ class Scheduler:
             if sequence.is_decoding:
                 chosen.append((sequence, 1))
                 shape += row_shape(sequence.num_computed, 1)
+        budget_ms = self.step_budget_ms * (1 if chosen else PROMPT_BUDGETS)
         is_first_prompt = True
         for sequence in self._running.values():
             if sequence.is_decoding:
                 continue
-            num_tokens = self._chunk(sequence, shape, at_least_a_block=is_first_prompt)
+            num_tokens = self._chunk(
+                sequence, shape, budget_ms=budget_ms, at_least_a_block=is_first_prompt
+            )
             if num_tokens == 0:
                 break
             is_first_prompt = False
@@ -125,14 +132,16 @@ class Scheduler:
             progress.append(self._advance(sequence, token_id))
         return progress
 
-    def _chunk(self, sequence: Running, shape: StepShape, *, at_least_a_block: bool) -> int:
+    def _chunk(
+        self, sequence: Running, shape: StepShape, *, budget_ms: float, at_least_a_block: bool
+    ) -> int:
         start, remaining = sequence.num_computed, sequence.num_remaining
         num_tokens = self.profile.largest_chunk(
             start=start,
             remaining=remaining,
             block_size=self.block_size,
             so_far=shape,
-            budget_ms=self.step_budget_ms,
+            budget_ms=budget_ms,
         )
         if num_tokens == 0 and at_least_a_block:
             return min(remaining, self.block_size - start % self.block_size)

@@ -8,12 +8,9 @@ from engine.process import run_program
 from prefill_server.service import PrefillRole
 from protos.pd.v1 import cluster_pb2
 
-# A prefill step delays nobody's next token; longer chunks compute faster, shorter ones ship sooner.
-STEP_BUDGET_MS = 200.0
-
 
 def main() -> int:
-    config = parse_knobs("prefill", step_budget_ms=STEP_BUDGET_MS)
+    config = parse_knobs("prefill")
     return run_program(
         config.node_id,
         lambda stop: serve_node(

@@ -18,7 +18,7 @@ PROMPTS = [[(7 * i + n) % 256 for i in range(n)] for n in (1, 3, 4, 5, 8, 33, 12
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "mistral"])
 async def test_served_tokens_equal_transformers(architecture: str, tmp_path: Path):
     folder = make_tiny_model(tmp_path / "tiny", architecture)
-    options = {"dtype": "float32", "block_size": BLOCK_SIZE, "step_budget_ms": 2}
+    options = {"dtype": "float32", "block_size": BLOCK_SIZE, "step_budget_ms": 0.5}
     reference = reference_model(folder)
     expected = [reference_greedy(reference, prompt, num_tokens=12) for prompt in PROMPTS]
 

@@ -38,7 +38,7 @@ async def node_here(role_name: str, make_role, role: int, flags: list[str]):
         return make_role(node, server)
 
     stop = asyncio.Event()
-    config = parse_knobs(role_name, step_budget_ms=5, argv=flags)
+    config = parse_knobs(role_name, argv=flags)
     serving = asyncio.create_task(
         serve_node(config, stop, role=role, role_name=role_name, make_role=make)
     )

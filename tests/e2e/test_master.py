@@ -29,7 +29,7 @@ NODE_OPTIONS = {
     "block_size": BLOCK_SIZE,
     "kv_memory_gb": 1.5,
     # Short, so that prompts from about 100 tokens on take several chunks.
-    "step_budget_ms": 80,
+    "step_budget_ms": 20,
 }
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(280)]

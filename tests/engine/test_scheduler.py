@@ -4,7 +4,7 @@ import pytest
 
 from engine.cost_model import CostProfile, chunk_shape, decode_shape, row_shape
 from engine.executor import StepResult
-from engine.scheduler import Running, Scheduler
+from engine.scheduler import PROMPT_BUDGETS, Running, Scheduler
 from engine.sequence import GenerationSpec, StopConditions, finish_reason
 
 PER_TOKEN = CostProfile(
@@ -18,7 +18,9 @@ EOS = frozenset({99})
 
 
 def scheduler(*, budget_ms: float = 8) -> Scheduler:
-    return Scheduler(PER_TOKEN, step_budget_ms=budget_ms, block_size=4, eos_token_ids=EOS)
+    """budget_ms is that of a step of prompts alone."""
+    step_budget_ms = budget_ms / PROMPT_BUDGETS
+    return Scheduler(PER_TOKEN, step_budget_ms=step_budget_ms, block_size=4, eos_token_ids=EOS)
 
 
 def running(
