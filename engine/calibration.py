@@ -27,6 +27,8 @@ def calibrate(executor: Executor, pool: BlockPool, *, max_model_len: int) -> Cos
     num_tokens = min(len(lease.block_ids) * executor.layout.block_size, max_model_len)
     pool.begin_write(lease, lease.block_ids, writer="calibration")
     try:
+        # Blocks that were never written are read from one cached page of zeros.
+        executor.execute(_plan(1, 0, num_tokens, lease.block_ids))
         shapes, times_ms = [], []
         for num_rows, start, length in _STEPS:
             length = min(length, num_tokens)
