@@ -91,7 +91,7 @@ def invalid(field: str, message: str) -> ServingError:
 
 def read_error(error: grpc.aio.AioRpcError | grpc.Call) -> ServingError | None:
     """What the other side raised; None if the status does not carry our ErrorInfo."""
-    status = rpc_status.from_call(error)  # type: ignore[arg-type]  # aio's error has what it reads
+    status = rpc_status.from_call(error)
     if status is None:
         return None
     info = error_details_pb2.ErrorInfo()

@@ -69,7 +69,7 @@ class GrpcServer:
             interceptors=[_ErrorInterceptor()],
             options=[*_SERVER_OPTIONS, ("grpc.max_receive_message_length", max_receive_bytes)],
         )
-        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
+        self._health = health.aio.HealthServicer()
         self._services = [reflection.SERVICE_NAME, health.SERVICE_NAME]
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
 
