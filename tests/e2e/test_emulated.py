@@ -70,7 +70,7 @@ async def test_requests_wait_for_blocks_and_all_are_served(client):
     """Each takes most of a node's pool (5,000 tokens), so that most of them must wait."""
     prompt = [3] * 2_000
     results = await asyncio.gather(
-        *(collect(client, prompt, max_tokens=1_500, stop_token_ids=[9]) for _ in range(40))
+        *(collect(client, prompt, max_tokens=1_500, stop_token_ids=[9]) for _ in range(20))
     )
     assert len({tuple(result.token_ids) for result in results}) == 1
     assert {result.finished.choices[0].reason for result in results} == {"stop"}

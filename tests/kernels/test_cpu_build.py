@@ -39,6 +39,7 @@ def test_a_second_build_finds_the_first_and_a_changed_source_does_not(
     assert build_library() != first
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_two_builders_at_a_time_leave_one_library(empty_cache: Path) -> None:
     command = [sys.executable, "-c", "from kernels.cpu.library import load_library; load_library()"]
