@@ -109,7 +109,7 @@ async def test_a_program_that_fails_to_start_is_named_and_the_others_stop(
 async def test_a_node_that_does_not_get_ready_is_named_at_the_deadline(
     behave: str, what: str
 ) -> None:
-    starting = cluster(behave=f"prefill-0={behave}", start_timeout_s=3.0)
+    starting = cluster(behave=f"prefill-0={behave}", start_timeout_s=5.0)
     with pytest.raises(ChildFailed, match=f"prefill-0 {what} after 5 s"):
         await starting.__aenter__()
     assert not any(is_running(child.pid) for child in starting.processes.values())
