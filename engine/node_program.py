@@ -11,10 +11,10 @@ import os
 from collections.abc import Callable
 from typing import Protocol
 
-from engine.knobs import NodeConfig
+from engine.knobs import NodeConfig, parse_knobs
 from engine.membership import Membership
 from engine.node import Node
-from engine.process import StartError, announce
+from engine.process import StartError, announce, run_program
 from engine.served_model import find_model
 from kvtransfer.messages import NodeKey
 from protos.pd.v1 import cluster_pb2
@@ -29,6 +29,18 @@ class Role(Protocol):
     def members_changed(self, members: set[NodeKey]) -> None: ...
 
     async def close(self) -> None: ...
+
+
+def main(
+    role_name: str, *, role: cluster_pb2.NodeRole, make_role: Callable[[Node, GrpcServer], Role]
+) -> int:
+    """A node program from its command line to its exit status."""
+    config = parse_knobs(role_name)
+    return run_program(
+        config.node_id,
+        lambda stop: serve_node(config, stop, role=role, role_name=role_name, make_role=make_role),
+        exit_with_parent=config.exit_with_parent,
+    )
 
 
 async def serve_node(
