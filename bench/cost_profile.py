@@ -13,14 +13,11 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-import numpy as np
-
 from engine.calibration import fit
 from engine.cost_model import CostProfile, StepShape, row_shape, total
 from engine.executor import Draw, Executor, Row, StepPlan
 from engine.sequence import SamplingParams
 from engine.served_model import find_model
-from kvtransfer.memory import HostMemory
 
 MAX_CONTEXT = 2048
 MAX_ROWS = 32
@@ -51,10 +48,12 @@ def main() -> None:
 def load(args: argparse.Namespace) -> tuple[Executor, int]:
     model = find_model(args.model, dtype=args.dtype, block_size=args.block_size)
     num_blocks = MAX_ROWS * model.layout.blocks_for(MAX_CONTEXT)
-    memory = HostMemory(model.layout, num_blocks)
+    placed = model.place(num_blocks)
     # What was never written is read from one cached page of zeros, much faster than KV is.
-    np.frombuffer(memory.buffer, dtype=np.uint8)[:] = 1
-    return model.load(memory, lambda done, in_all: None), num_blocks
+    ones = memoryview(bytes([1]) * model.layout.block_bytes)
+    for block in range(num_blocks):
+        placed.memory.write([block], ones)
+    return placed.load(lambda done, in_all: None, MAX_CONTEXT), num_blocks
 
 
 def grid() -> list[Spans]:

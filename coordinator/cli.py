@@ -37,6 +37,7 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON object per line.")]
 
 Model = Annotated[str, typer.Option(help="Catalogue name, folder, .gguf file or hub id.")]
 Dtype = Annotated[str | None, typer.Option(help="Of weights and KV, for example bfloat16.")]
+Device = Annotated[str | None, typer.Option(help="Of all nodes: cpu (default), cuda, cuda:1.")]
 Threads = Annotated[
     int | None, typer.Option(min=1, help="Per node; nodes must not share cores. Default: 1.")
 ]
@@ -123,6 +124,7 @@ def up(
         Path | None, typer.Option(help="A log file per program. Default: all to stderr.")
     ] = None,
     dtype: Dtype = None,
+    device: Device = None,
     threads: Threads = None,
     kv_memory_gb: KvMemory = None,
     block_size: BlockSize = None,
@@ -133,6 +135,7 @@ def up(
     """Run a cluster on this machine, in the foreground, until Ctrl-C."""
     options = {
         "dtype": dtype,
+        "device": device,
         "threads": threads,
         "kv_memory_gb": kv_memory_gb,
         "block_size": block_size,

@@ -4,6 +4,7 @@
 """
 
 import argparse
+import re
 import secrets
 from dataclasses import dataclass
 
@@ -20,6 +21,7 @@ class NodeConfig:
     node_id: str
     model: str
     dtype: str
+    device: str
     threads: int
     kv_memory_gb: float | None
     block_size: int
@@ -76,6 +78,12 @@ def parse_knobs(role: str, *, argv: list[str] | None = None) -> NodeConfig:
         help="of weights and KV; float32 is exact across all ways to serve a request",
     )
     add(
+        "--device",
+        type=_device,
+        default="cpu",
+        help="where the model and its KV are: cpu, cuda, cuda:1",
+    )
+    add(
         "--threads",
         type=_positive_int,
         default=1,
@@ -85,7 +93,8 @@ def parse_knobs(role: str, *, argv: list[str] | None = None) -> NodeConfig:
         "--kv-memory-gb",
         type=_positive_float,
         metavar="GB",
-        help="size of the KV pool (default: a fifth of the memory that is available)",
+        help="size of the KV pool (default: a fifth of the memory that is available, on a GPU "
+        "what the weights leave free, less a tenth)",
     )
     add("--block-size", type=_positive_int, default=16, help="tokens per KV block")
     add(
@@ -122,6 +131,12 @@ def address(text: str) -> str:
     host, colon, port = text.rpartition(":")
     if not host or not colon or not port.isdigit() or int(port) > 65535:
         raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT")
+    return text
+
+
+def _device(text: str) -> str:
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not cpu, cuda or cuda:N")
     return text
 
 

@@ -30,7 +30,6 @@ from engine.scheduler import Scheduler
 from engine.sequence import GenerationSpec
 from engine.served_model import ServedModel, pool_blocks
 from kvtransfer.blocks import BlockPool
-from kvtransfer.memory import HostMemory
 from kvtransfer.messages import NodeKey
 from kvtransfer.wire import layout_to_pb, node_to_pb
 from protos.errors import Reason, ServingError
@@ -61,13 +60,15 @@ class Node:
             max_model_len=max_model_len,
             max_running=config.max_running,
         )
+        placed = model.place(num_blocks)
         self.config = config
         self.role = role
         self.model = model
         self.max_model_len = min(max_model_len, num_blocks * model.layout.block_size - 1)
         self.key = NodeKey(node_id=config.node_id, incarnation=secrets.randbits(63) | 1)
         self.pool = BlockPool(num_blocks, on_free=self._blocks_came_free)
-        self.memory = HostMemory(model.layout, num_blocks)
+        self.memory = placed.memory
+        self._load_executor = placed.load
         self.admission = Admission(
             self.pool, max_running=config.max_running, on_change=self._status_changed
         )
@@ -172,7 +173,7 @@ class Node:
             await self._serving.engine.stop()
 
     def _load(self) -> tuple[Executor, Scheduler]:
-        executor = self.model.load(self.memory, self._loaded)
+        executor = self._load_executor(self._loaded, self.max_model_len)
         if isinstance(executor, EmulatedExecutor):
             profile = executor.profile
         else:

@@ -55,7 +55,12 @@ async def serve_node(
     # Before torch is imported: two processes with two OpenMP threads each on two cores collapse.
     os.environ["OMP_NUM_THREADS"] = str(config.threads)
     try:
-        model = find_model(config.model, dtype=config.dtype, block_size=config.block_size)
+        model = find_model(
+            config.model,
+            dtype=config.dtype,
+            block_size=config.block_size,
+            device=config.device,
+        )
         node = Node(config=config, role=role, model=model)
     except ValueError as error:
         raise StartError(str(error)) from error

@@ -49,7 +49,7 @@ def filter_logits(logits_V: torch.Tensor, sampling: SamplingParams) -> torch.Ten
         kth = scores_V.topk(sampling.top_k).values[-1]
         scores_V = scores_V.masked_fill(scores_V < kth, float("-inf"))
     if sampling.top_p < 1.0:
-        ascending_V, order_V = scores_V.sort()
+        ascending_V, order_V = scores_V.sort(stable=True)
         is_out_V = ascending_V.softmax(dim=-1).cumsum(dim=-1) <= 1 - sampling.top_p
         is_out_V[-1] = False
         scores_V = scores_V.masked_fill(is_out_V.scatter(0, order_V, is_out_V), float("-inf"))

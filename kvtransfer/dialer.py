@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from kvtransfer.blocks import BlockPool
-from kvtransfer.memory import HostMemory
+from kvtransfer.memory import KvMemory
 from kvtransfer.messages import NodeKey
 from kvtransfer.outgoing_lane import OutgoingLane, open_lane
 from protos.errors import Reason, ServingError
@@ -23,7 +23,7 @@ class LaneDialer:
         *,
         me: NodeKey,
         pool: BlockPool,
-        memory: HostMemory,
+        memory: KvMemory,
         resolve: Callable[[NodeKey], Awaitable[str | None]],
     ) -> None:
         self._me = me

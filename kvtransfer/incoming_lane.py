@@ -13,7 +13,7 @@ from concurrent.futures import Executor
 from kvtransfer.blocks import BlockPool, LeaseReleased
 from kvtransfer.grpc_plane import GrpcPlaneReceiver
 from kvtransfer.inbox import Inbox, IncomingTransfer
-from kvtransfer.memory import HostMemory
+from kvtransfer.memory import KvMemory
 from kvtransfer.messages import NodeKey, ReceiverMessage, SenderMessage
 from kvtransfer.receiver import Action, Copy, LaneProtocolError, LaneReceiver, Post, Say
 
@@ -32,7 +32,7 @@ class IncomingLane:
         epoch: int,
         inbox: Inbox,
         pool: BlockPool,
-        memory: HostMemory,
+        memory: KvMemory,
         num_slots: int,
         slot_bytes: int,
         copier: Executor,

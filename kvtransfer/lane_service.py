@@ -16,7 +16,7 @@ from kvtransfer.grpc_plane import PLANE, PlaneError
 from kvtransfer.inbox import Inbox, IncomingTransfer
 from kvtransfer.incoming_lane import IncomingLane
 from kvtransfer.layout import first_difference
-from kvtransfer.memory import HostMemory
+from kvtransfer.memory import KvMemory
 from kvtransfer.messages import NodeKey
 from kvtransfer.receiver import LaneProtocolError
 from kvtransfer.wire import (
@@ -46,7 +46,7 @@ class LaneServicer(lane_pb2_grpc.LaneServiceServicer):
         me: NodeKey,
         inbox: Inbox,
         pool: BlockPool,
-        memory: HostMemory,
+        memory: KvMemory,
         is_prefill_node: Callable[[NodeKey], Awaitable[bool]],
     ) -> None:
         self._me = me

@@ -18,7 +18,7 @@ import grpc.aio
 from kvtransfer.blocks import BlockPool, Lease, LeaseReleased
 from kvtransfer.grpc_plane import PLANE, GrpcPlaneSender
 from kvtransfer.layout import KvLayout
-from kvtransfer.memory import HostMemory
+from kvtransfer.memory import KvMemory
 from kvtransfer.messages import Commit, FirstToken, NodeKey, SenderMessage
 from kvtransfer.receiver import LaneProtocolError
 from kvtransfer.sender import Action, Done, LaneSender, OutgoingTransfer, Say, Ship
@@ -49,7 +49,7 @@ class OutgoingLane:
         peer: NodeKey,
         epoch: int,
         pool: BlockPool,
-        memory: HostMemory,
+        memory: KvMemory,
         state: LaneSender,
         outbox: "asyncio.Queue[SenderMessage]",
         responses: AsyncIterator[lane_pb2.LaneResponse],
@@ -169,7 +169,7 @@ async def open_lane(
     sender: NodeKey,
     receiver: NodeKey,
     pool: BlockPool,
-    memory: HostMemory,
+    memory: KvMemory,
 ) -> OutgoingLane:
     """Dials a registered decode node and shakes hands. Raises ServingError (LAYOUT_MISMATCH,
     UNKNOWN_NODE, ...) with the receiver's reason. The caller sets the deadline."""
