@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from protos.pd.v1 import types_pb2 as protos_dot_pd_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17protos/pd/v1/lane.proto\x12\x05pd.v1\x1a\x18protos/pd/v1/types.proto\"\xb1\x01\n\x0bLaneRequest\x12\x1d\n\x05hello\x18\x01 \x01(\x0b\x32\x0c.pd.v1.HelloH\x00\x12\x1d\n\x05ready\x18\x02 \x01(\x0b\x32\x0c.pd.v1.ReadyH\x00\x12\x1b\n\x04sent\x18\x03 \x01(\x0b\x32\x0b.pd.v1.SentH\x00\x12\x1f\n\x06\x63ommit\x18\x04 \x01(\x0b\x32\r.pd.v1.CommitH\x00\x12\x1d\n\x05\x61\x62ort\x18\x05 \x01(\x0b\x32\x0c.pd.v1.AbortH\x00\x42\x07\n\x05\x65vent\"\xba\x01\n\x0cLaneResponse\x12!\n\x07welcome\x18\x01 \x01(\x0b\x32\x0e.pd.v1.WelcomeH\x00\x12\x1d\n\x05grant\x18\x02 \x01(\x0b\x32\x0c.pd.v1.GrantH\x00\x12\x19\n\x03\x61\x63k\x18\x03 \x01(\x0b\x32\n.pd.v1.AckH\x00\x12%\n\tcommitted\x18\x04 \x01(\x0b\x32\x10.pd.v1.CommittedH\x00\x12\x1d\n\x05\x61\x62ort\x18\x05 \x01(\x0b\x32\x0c.pd.v1.AbortH\x00\x42\x07\n\x05\x65vent\"\x94\x01\n\x05Hello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x1e\n\x06sender\x18\x02 \x01(\x0b\x32\x0e.pd.v1.NodeRef\x12 \n\x08receiver\x18\x03 \x01(\x0b\x32\x0e.pd.v1.NodeRef\x12\x1f\n\x06layout\x18\x04 \x01(\x0b\x32\x0f.pd.v1.KvLayout\x12\x0e\n\x06planes\x18\x05 \x03(\t\"_\n\x07Welcome\x12\x0f\n\x07lane_id\x18\x01 \x01(\x0c\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\r\n\x05plane\x18\x03 \x01(\t\x12\x11\n\tnum_slots\x18\x04 \x01(\r\x12\x12\n\nslot_bytes\x18\x05 \x01(\r\"\xa1\x01\n\x05Ready\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\x13\n\x0btransfer_id\x18\x02 \x01(\x0c\x12\x13\n\x0b\x66irst_block\x18\x03 \x01(\r\x12\x12\n\nnum_blocks\x18\x04 \x01(\r\x12\x12\n\nsize_bytes\x18\x05 \x01(\r\x12\x12\n\nhead_start\x18\x06 \x01(\r\x12\x11\n\tnum_heads\x18\x07 \x01(\r\x12\x12\n\nwire_dtype\x18\x08 \x01(\t\"\x14\n\x05Grant\x12\x0b\n\x03seq\x18\x01 \x01(\x04\"#\n\x04Sent\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x06\"\x12\n\x03\x41\x63k\x12\x0b\n\x03seq\x18\x01 \x01(\x04\"P\n\x06\x43ommit\x12\x13\n\x0btransfer_id\x18\x01 \x01(\x0c\x12\x12\n\nnum_blocks\x18\x02 \x01(\r\x12\x1d\n\x04runs\x18\x03 \x03(\x0b\x32\x0f.pd.v1.TokenRun\" \n\tCommitted\x12\x13\n\x0btransfer_id\x18\x01 \x01(\x0c\",\n\x05\x41\x62ort\x12\x13\n\x0btransfer_id\x18\x01 \x01(\x0c\x12\x0e\n\x06reason\x18\x02 \x01(\t\"J\n\x0cPlaneRequest\x12\x0f\n\x07lane_id\x18\x01 \x01(\x0c\x12\x0b\n\x03seq\x18\x02 \x01(\x04\x12\x0e\n\x06offset\x18\x03 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\"\x0f\n\rPlaneResponse2x\n\x0bLaneService\x12\x33\n\x04Lane\x12\x12.pd.v1.LaneRequest\x1a\x13.pd.v1.LaneResponse(\x01\x30\x01\x12\x34\n\x05Plane\x12\x13.pd.v1.PlaneRequest\x1a\x14.pd.v1.PlaneResponse(\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17protos/pd/v1/lane.proto\x12\x05pd.v1\x1a\x18protos/pd/v1/types.proto\"\xda\x01\n\x0bLaneRequest\x12\x1d\n\x05hello\x18\x01 \x01(\x0b\x32\x0c.pd.v1.HelloH\x00\x12\x1d\n\x05ready\x18\x02 \x01(\x0b\x32\x0c.pd.v1.ReadyH\x00\x12\x1b\n\x04sent\x18\x03 \x01(\x0b\x32\x0b.pd.v1.SentH\x00\x12\x1f\n\x06\x63ommit\x18\x04 \x01(\x0b\x32\r.pd.v1.CommitH\x00\x12\x1d\n\x05\x61\x62ort\x18\x05 \x01(\x0b\x32\x0c.pd.v1.AbortH\x00\x12\'\n\nrendezvous\x18\x06 \x01(\x0b\x32\x11.pd.v1.RendezvousH\x00\x42\x07\n\x05\x65vent\"\x80\x02\n\x0cLaneResponse\x12!\n\x07welcome\x18\x01 \x01(\x0b\x32\x0e.pd.v1.WelcomeH\x00\x12\x1d\n\x05grant\x18\x02 \x01(\x0b\x32\x0c.pd.v1.GrantH\x00\x12\x19\n\x03\x61\x63k\x18\x03 \x01(\x0b\x32\n.pd.v1.AckH\x00\x12%\n\tcommitted\x18\x04 \x01(\x0b\x32\x10.pd.v1.CommittedH\x00\x12\x1d\n\x05\x61\x62ort\x18\x05 \x01(\x0b\x32\x0c.pd.v1.AbortH\x00\x12\'\n\nrendezvous\x18\x06 \x01(\x0b\x32\x11.pd.v1.RendezvousH\x00\x12\x1b\n\x04nack\x18\x07 \x01(\x0b\x32\x0b.pd.v1.NackH\x00\x42\x07\n\x05\x65vent\"\x94\x01\n\x05Hello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x1e\n\x06sender\x18\x02 \x01(\x0b\x32\x0e.pd.v1.NodeRef\x12 \n\x08receiver\x18\x03 \x01(\x0b\x32\x0e.pd.v1.NodeRef\x12\x1f\n\x06layout\x18\x04 \x01(\x0b\x32\x0f.pd.v1.KvLayout\x12\x0e\n\x06planes\x18\x05 \x03(\t\"_\n\x07Welcome\x12\x0f\n\x07lane_id\x18\x01 \x01(\x0c\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\r\n\x05plane\x18\x03 \x01(\t\x12\x11\n\tnum_slots\x18\x04 \x01(\r\x12\x12\n\nslot_bytes\x18\x05 \x01(\r\"\xa1\x01\n\x05Ready\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\x13\n\x0btransfer_id\x18\x02 \x01(\x0c\x12\x13\n\x0b\x66irst_block\x18\x03 \x01(\r\x12\x12\n\nnum_blocks\x18\x04 \x01(\r\x12\x12\n\nsize_bytes\x18\x05 \x01(\r\x12\x12\n\nhead_start\x18\x06 \x01(\r\x12\x11\n\tnum_heads\x18\x07 \x01(\r\x12\x12\n\nwire_dtype\x18\x08 \x01(\t\"\x14\n\x05Grant\x12\x0b\n\x03seq\x18\x01 \x01(\x04\"#\n\x04Sent\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x06\"\x12\n\x03\x41\x63k\x12\x0b\n\x03seq\x18\x01 \x01(\x04\"\x13\n\x04Nack\x12\x0b\n\x03seq\x18\x01 \x01(\x04\"(\n\nRendezvous\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c\"P\n\x06\x43ommit\x12\x13\n\x0btransfer_id\x18\x01 \x01(\x0c\x12\x12\n\nnum_blocks\x18\x02 \x01(\r\x12\x1d\n\x04runs\x18\x03 \x03(\x0b\x32\x0f.pd.v1.TokenRun\" \n\tCommitted\x12\x13\n\x0btransfer_id\x18\x01 \x01(\x0c\",\n\x05\x41\x62ort\x12\x13\n\x0btransfer_id\x18\x01 \x01(\x0c\x12\x0e\n\x06reason\x18\x02 \x01(\t\"J\n\x0cPlaneRequest\x12\x0f\n\x07lane_id\x18\x01 \x01(\x0c\x12\x0b\n\x03seq\x18\x02 \x01(\x04\x12\x0e\n\x06offset\x18\x03 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\"\x0f\n\rPlaneResponse2x\n\x0bLaneService\x12\x33\n\x04Lane\x12\x12.pd.v1.LaneRequest\x1a\x13.pd.v1.LaneResponse(\x01\x30\x01\x12\x34\n\x05Plane\x12\x13.pd.v1.PlaneRequest\x1a\x14.pd.v1.PlaneResponse(\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,31 +33,35 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.pd.v1.lane_pb2', _gl
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_LANEREQUEST']._serialized_start=61
-  _globals['_LANEREQUEST']._serialized_end=238
-  _globals['_LANERESPONSE']._serialized_start=241
-  _globals['_LANERESPONSE']._serialized_end=427
-  _globals['_HELLO']._serialized_start=430
-  _globals['_HELLO']._serialized_end=578
-  _globals['_WELCOME']._serialized_start=580
-  _globals['_WELCOME']._serialized_end=675
-  _globals['_READY']._serialized_start=678
-  _globals['_READY']._serialized_end=839
-  _globals['_GRANT']._serialized_start=841
-  _globals['_GRANT']._serialized_end=861
-  _globals['_SENT']._serialized_start=863
-  _globals['_SENT']._serialized_end=898
-  _globals['_ACK']._serialized_start=900
-  _globals['_ACK']._serialized_end=918
-  _globals['_COMMIT']._serialized_start=920
-  _globals['_COMMIT']._serialized_end=1000
-  _globals['_COMMITTED']._serialized_start=1002
-  _globals['_COMMITTED']._serialized_end=1034
-  _globals['_ABORT']._serialized_start=1036
-  _globals['_ABORT']._serialized_end=1080
-  _globals['_PLANEREQUEST']._serialized_start=1082
-  _globals['_PLANEREQUEST']._serialized_end=1156
-  _globals['_PLANERESPONSE']._serialized_start=1158
-  _globals['_PLANERESPONSE']._serialized_end=1173
-  _globals['_LANESERVICE']._serialized_start=1175
-  _globals['_LANESERVICE']._serialized_end=1295
+  _globals['_LANEREQUEST']._serialized_end=279
+  _globals['_LANERESPONSE']._serialized_start=282
+  _globals['_LANERESPONSE']._serialized_end=538
+  _globals['_HELLO']._serialized_start=541
+  _globals['_HELLO']._serialized_end=689
+  _globals['_WELCOME']._serialized_start=691
+  _globals['_WELCOME']._serialized_end=786
+  _globals['_READY']._serialized_start=789
+  _globals['_READY']._serialized_end=950
+  _globals['_GRANT']._serialized_start=952
+  _globals['_GRANT']._serialized_end=972
+  _globals['_SENT']._serialized_start=974
+  _globals['_SENT']._serialized_end=1009
+  _globals['_ACK']._serialized_start=1011
+  _globals['_ACK']._serialized_end=1029
+  _globals['_NACK']._serialized_start=1031
+  _globals['_NACK']._serialized_end=1050
+  _globals['_RENDEZVOUS']._serialized_start=1052
+  _globals['_RENDEZVOUS']._serialized_end=1092
+  _globals['_COMMIT']._serialized_start=1094
+  _globals['_COMMIT']._serialized_end=1174
+  _globals['_COMMITTED']._serialized_start=1176
+  _globals['_COMMITTED']._serialized_end=1208
+  _globals['_ABORT']._serialized_start=1210
+  _globals['_ABORT']._serialized_end=1254
+  _globals['_PLANEREQUEST']._serialized_start=1256
+  _globals['_PLANEREQUEST']._serialized_end=1330
+  _globals['_PLANERESPONSE']._serialized_start=1332
+  _globals['_PLANERESPONSE']._serialized_end=1347
+  _globals['_LANESERVICE']._serialized_start=1349
+  _globals['_LANESERVICE']._serialized_end=1469
 # @@protoc_insertion_point(module_scope)
