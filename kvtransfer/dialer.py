@@ -1,22 +1,33 @@
-"""The lanes of a prefill node: at most one to each decode node, opened on demand, rebuilt after a
-loss. A target is resolved in the membership; no address from a request is ever dialled.
+"""The lanes of a prefill node: one to each decode node, opened when membership tells of it, so that
+no request pays for it, and rebuilt on demand after a loss.
+
+A target is resolved in the membership; no address from a request is ever dialled.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any
+
+from prometheus_client import CollectorRegistry
 
 from kvtransfer.blocks import BlockPool
+from kvtransfer.lane_metrics import LaneMetrics
 from kvtransfer.memory import KvMemory
 from kvtransfer.messages import NodeKey
 from kvtransfer.outgoing_lane import OutgoingLane, open_lane
 from protos.errors import Reason, ServingError
 
+log = logging.getLogger(__name__)
+
 OPEN_DEADLINE_S = 5.0
 
 
 class LaneDialer:
-    """Owner of all outgoing lanes. resolve gives the address of a registered decode node, or None
-    after a short wait."""
+    """Owner of all outgoing lanes, over planes in the order of liking.
+
+    resolve gives the address of a registered decode node, or None after a short wait.
+    """
 
     def __init__(
         self,
@@ -25,13 +36,20 @@ class LaneDialer:
         pool: BlockPool,
         memory: KvMemory,
         resolve: Callable[[NodeKey], Awaitable[str | None]],
+        planes: Sequence[str],
+        metrics: LaneMetrics | None = None,
     ) -> None:
         self._me = me
         self._pool = pool
         self._memory = memory
         self._resolve = resolve
+        self._planes = planes
+        self._metrics = metrics or LaneMetrics(CollectorRegistry())
         self._lanes: dict[NodeKey, OutgoingLane] = {}
         self._opening: dict[NodeKey, asyncio.Lock] = {}
+        self._openings: set[asyncio.Task[None]] = set()
+        self._closings: set[asyncio.Task[None]] = set()
+        self._is_closed = False
 
     async def lane_to(self, target: NodeKey) -> OutgoingLane:
         """The open lane to target. Raises ServingError (UNKNOWN_NODE, LANE_LOST, ...)."""
@@ -53,6 +71,8 @@ class LaneDialer:
                         receiver=target,
                         pool=self._pool,
                         memory=self._memory,
+                        planes=self._planes,
+                        metrics=self._metrics,
                     )
             except TimeoutError as error:
                 raise ServingError(
@@ -63,11 +83,36 @@ class LaneDialer:
             self._lanes[target] = lane
             return lane
 
-    async def forget(self, members: set[NodeKey]) -> None:
-        """Closes lanes to nodes that are no members any more."""
-        for target in [key for key in self._lanes if key not in members]:
+    def keep(self, targets: set[NodeKey]) -> None:
+        """Closes lanes to others, and opens those to targets in the background."""
+        for target in [key for key in self._lanes if key not in targets]:
             self._opening.pop(target, None)
-            await self._lanes.pop(target).close()
+            _start(self._lanes.pop(target).close(), self._closings)
+        if self._is_closed:
+            return
+        for target in targets - self._lanes.keys() - self._opening.keys():
+            _start(self._open(target), self._openings)
 
     async def close(self) -> None:
-        await self.forget(set())
+        """No call may ask for a lane any more."""
+        self._is_closed = True
+        for task in self._openings:
+            task.cancel()
+        if self._openings:
+            await asyncio.wait(self._openings)
+        self.keep(set())
+        if self._closings:
+            await asyncio.wait(self._closings)
+
+    async def _open(self, target: NodeKey) -> None:
+        try:
+            await self.lane_to(target)
+        except ServingError as error:
+            # The request that needs it tries again, and tells its coordinator.
+            log.warning("no lane to %s yet: %s", target, error)
+
+
+def _start(work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]]) -> None:
+    task = asyncio.create_task(work)
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)

@@ -17,19 +17,22 @@ from kvtransfer.messages import FirstToken, NodeKey
 
 @dataclass(slots=True, kw_only=True)
 class IncomingTransfer:
-    """The first num_blocks blocks of lease are to arrive from sender (unset: not known yet).
+    """KV of num_tokens tokens is to arrive in lease from sender (unset: not known yet).
 
     on_end is called once: with None when all blocks are sealed and first_tokens is set, else with
-    the reason why that will not happen.
+    the reason why that will not happen. The sets are the lane's, and count the sender's blocks,
+    whose size may differ from ours.
     """
 
     transfer_id: bytes
     lease: Lease
-    num_blocks: int
+    num_tokens: int
     on_end: Callable[[str | None], None]
     sender: NodeKey | None = None
     received: set[int] = field(default_factory=set)
     in_flight: set[int] = field(default_factory=set)
+    # Arrived damaged once, whatever became of them; a second time ends the transfer.
+    damaged: set[int] = field(default_factory=set)
     first_tokens: tuple[FirstToken, ...] | None = None
     ended: bool = False
 
@@ -44,12 +47,12 @@ class Inbox:
         return len(self._transfers)
 
     def expect(
-        self, lease: Lease, *, num_blocks: int, on_end: Callable[[str | None], None]
+        self, lease: Lease, *, num_tokens: int, on_end: Callable[[str | None], None]
     ) -> IncomingTransfer:
-        """Opens the lease's first num_blocks blocks to whoever knows the new transfer's id."""
-        assert num_blocks <= len(lease.block_ids)
+        """Opens the lease's blocks for num_tokens tokens to whoever knows the new transfer's id."""
+        assert num_tokens > 0
         transfer = IncomingTransfer(
-            transfer_id=secrets.token_bytes(16), lease=lease, num_blocks=num_blocks, on_end=on_end
+            transfer_id=secrets.token_bytes(16), lease=lease, num_tokens=num_tokens, on_end=on_end
         )
         self._transfers[transfer.transfer_id] = transfer
         return transfer
@@ -67,7 +70,7 @@ class Inbox:
         return [t for t in self._transfers.values() if t.sender == sender]
 
     def end(self, transfer: IncomingTransfer, reason: str | None) -> None:
-        """Closes the transfer, once: nothing is written to its blocks after this."""
+        """Closes the transfer, once: no chunk is taken for it after this."""
         if not transfer.ended:
             transfer.ended = True
             del self._transfers[transfer.transfer_id]

@@ -1,28 +1,31 @@
 """LaneService: where a decode node lets prefill nodes in.
 
-A lane is opened only by a registered prefill node of the same protocol, layout and incarnation
-of this node; what differs is named. A new lane of the same node replaces the old one: its epoch
-is higher, its random lane_id is what the data plane must show. Runs on the event loop.
+A lane is opened only by a registered prefill node of the same protocol, with a layout that can be
+translated, to this incarnation of this node; what differs is named. A new lane of the same node
+replaces the old one: its epoch is higher, its random lane_id is what the data plane must show. Runs
+on the event loop.
 """
 
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+
+from prometheus_client import CollectorRegistry
 
 from kvtransfer.blocks import BlockPool
-from kvtransfer.grpc_plane import PLANE, PlaneError
+from kvtransfer.grpc_plane import GrpcPlaneReceiver
 from kvtransfer.inbox import Inbox, IncomingTransfer
 from kvtransfer.incoming_lane import IncomingLane
-from kvtransfer.layout import first_difference
+from kvtransfer.lane_metrics import LaneMetrics
+from kvtransfer.layout import KvLayout, first_difference
 from kvtransfer.memory import KvMemory
 from kvtransfer.messages import NodeKey
+from kvtransfer.plane import PlaneError
 from kvtransfer.receiver import LaneProtocolError
 from kvtransfer.wire import (
     layout_from_pb,
     node_from_pb,
-    receiver_message_to_pb,
     sender_message_from_pb,
 )
 from protos.errors import Reason, ServingError
@@ -34,11 +37,15 @@ log = logging.getLogger(__name__)
 NUM_SLOTS = 4
 HANDSHAKE_DEADLINE_S = 5.0
 SLOT_TARGET_BYTES = 4 * 1024 * 1024
+MAX_SLOT_BYTES = 256 * 1024 * 1024
 
 
 class LaneServicer(lane_pb2_grpc.LaneServiceServicer):
-    """Owner of all incoming lanes. is_prefill_node tells whether a node is registered as one,
-    after a short wait for a membership that is under way."""
+    """Owner of all incoming lanes, over the planes that this node has.
+
+    is_prefill_node tells whether a node is registered as one, after a short wait for a membership
+    that is under way.
+    """
 
     def __init__(
         self,
@@ -48,17 +55,18 @@ class LaneServicer(lane_pb2_grpc.LaneServiceServicer):
         pool: BlockPool,
         memory: KvMemory,
         is_prefill_node: Callable[[NodeKey], Awaitable[bool]],
+        planes: Sequence[str],
+        metrics: LaneMetrics | None = None,
     ) -> None:
         self._me = me
         self._inbox = inbox
         self._pool = pool
         self._memory = memory
         self._is_prefill_node = is_prefill_node
-        block_bytes = memory.layout.block_bytes
-        self._slot_bytes = max(1, SLOT_TARGET_BYTES // block_bytes) * block_bytes
+        self._planes = planes
+        self._metrics = metrics or LaneMetrics(CollectorRegistry())
         self._lanes: dict[str, IncomingLane] = {}
         self._last_epoch = 0
-        self._copier = ThreadPoolExecutor(1, thread_name_prefix="lane")
 
     def abort(self, transfer: IncomingTransfer, reason: str) -> None:
         """Ends an expected transfer, on its lane if it has one. Nothing if it is over."""
@@ -77,19 +85,19 @@ class LaneServicer(lane_pb2_grpc.LaneServiceServicer):
     def close(self) -> None:
         for lane in list(self._lanes.values()):
             lane.close("node stops")
-        self._copier.shutdown(wait=True)
 
     async def Lane(
         self, requests: AsyncIterator[lane_pb2.LaneRequest], context: Context
     ) -> AsyncIterator[lane_pb2.LaneResponse]:
         hello = (await next_message(requests, timeout_s=HANDSHAKE_DEADLINE_S)).hello
-        lane = await self._admit(hello)
-        log.info("lane from %s open epoch=%d", lane.sender, lane.epoch)
+        theirs = await self._admit(hello)
+        lane = self._open(hello, theirs)
+        log.info("lane from %s open epoch=%d plane=%s", lane.sender, lane.epoch, lane.plane_name)
         listening = asyncio.create_task(self._listen(lane, requests))
         try:
-            yield self._welcome(lane)
-            while (message := await lane.outbox.get()) is not None:
-                yield receiver_message_to_pb(message)
+            yield lane_pb2.LaneResponse(welcome=self._welcome(lane))
+            while (response := await lane.outbox.get()) is not None:
+                yield response
             raise ServingError(Reason.LANE_LOST, str(lane.failure), node=self._me)
         finally:
             listening.cancel()
@@ -97,15 +105,16 @@ class LaneServicer(lane_pb2_grpc.LaneServiceServicer):
             lane.close(lane.failure or "lane lost")
             if self._lanes.get(lane.sender.node_id) is lane:
                 del self._lanes[lane.sender.node_id]
-            log.info("lane from %s ended epoch=%d", lane.sender, lane.epoch)
+            self._metrics.lane_ended(reason=str(lane.failure))
+            log.info("lane from %s ended epoch=%d reason=%r", lane.sender, lane.epoch, lane.failure)
 
     async def Plane(
         self, requests: AsyncIterator[lane_pb2.PlaneRequest], context: Context
     ) -> lane_pb2.PlaneResponse:
         lane_id = (await next_message(requests, timeout_s=HANDSHAKE_DEADLINE_S)).lane_id
         lane = next((la for la in self._lanes.values() if la.lane_id == lane_id), None)
-        if lane is None:
-            raise ServingError(Reason.LANE_LOST, "no open lane has this id", node=self._me)
+        if lane is None or not isinstance(lane.plane, GrpcPlaneReceiver):
+            raise ServingError(Reason.LANE_LOST, "no open grpc lane has this id", node=self._me)
         try:
             async for piece in requests:
                 if lane.failure is not None:
@@ -125,20 +134,27 @@ class LaneServicer(lane_pb2_grpc.LaneServiceServicer):
         try:
             async with asyncio.TaskGroup() as tasks:
                 watchdog = tasks.create_task(lane.watch())
+                connecting = tasks.create_task(lane.connect())
                 async for request in requests:
+                    if request.WhichOneof("event") == "rendezvous":
+                        lane.rendezvous(request.rendezvous)
+                        continue
+                    await connecting
                     message = sender_message_from_pb(request)
                     if message is None:
                         raise LaneProtocolError("a request that has no place here")
                     lane.handle(message)
                 watchdog.cancel()
+                connecting.cancel()
             lane.fail("the sender ended the stream")
-        except* LaneProtocolError as errors:
+        except* (LaneProtocolError, PlaneError) as errors:
             lane.fail(str(errors.exceptions[0]))
         finally:
             # Whatever it was: a lane that nobody listens to has ended.
             lane.fail("the sender is not heard any more")
 
-    async def _admit(self, hello: lane_pb2.Hello) -> IncomingLane:
+    async def _admit(self, hello: lane_pb2.Hello) -> KvLayout:
+        """The sender's layout. Raises ServingError, naming what does not fit."""
         if hello.protocol_version != PROTOCOL_VERSION:
             raise ServingError(
                 Reason.PROTOCOL_MISMATCH,
@@ -152,7 +168,8 @@ class LaneServicer(lane_pb2_grpc.LaneServiceServicer):
         if not await self._is_prefill_node(sender):
             raise ServingError(Reason.UNKNOWN_NODE, f"{sender} is not a registered prefill node")
         try:
-            difference = first_difference(self._memory.layout, layout_from_pb(hello.layout))
+            theirs = layout_from_pb(hello.layout)
+            difference = first_difference(self._memory.layout, theirs)
         except ValueError as error:
             difference = str(error)
         if difference is not None:
@@ -161,33 +178,48 @@ class LaneServicer(lane_pb2_grpc.LaneServiceServicer):
                 f"KV layouts differ in {difference}",
                 field=difference.partition(":")[0],
             )
-        if PLANE not in hello.planes:
-            raise ServingError(Reason.PROTOCOL_MISMATCH, f"no common plane: this node has {PLANE}")
+        if not set(self._planes) & set(hello.planes):
+            raise ServingError(
+                Reason.PROTOCOL_MISMATCH,
+                f"no common plane: this node has {', '.join(self._planes)}",
+            )
+        if theirs.block_bytes > MAX_SLOT_BYTES:
+            raise ServingError(
+                Reason.LAYOUT_MISMATCH,
+                f"blocks of {theirs.block_bytes} bytes exceed the limit of {MAX_SLOT_BYTES}",
+                field="block_size",
+            )
+        return theirs
+
+    def _open(self, hello: lane_pb2.Hello, theirs: KvLayout) -> IncomingLane:
+        """A new lane in place of the sender's previous one."""
+        sender = node_from_pb(hello.sender)
         previous = self._lanes.get(sender.node_id)
         if previous is not None:
             previous.close("replaced by a new lane")
         self._last_epoch += 1
         lane = IncomingLane(
             sender=sender,
+            theirs=theirs,
             lane_id=secrets.token_bytes(16),
             epoch=self._last_epoch,
+            plane_name=next(plane for plane in hello.planes if plane in self._planes),
             inbox=self._inbox,
             pool=self._pool,
             memory=self._memory,
             num_slots=NUM_SLOTS,
-            slot_bytes=self._slot_bytes,
-            copier=self._copier,
+            slot_bytes=max(1, SLOT_TARGET_BYTES // theirs.block_bytes) * theirs.block_bytes,
+            metrics=self._metrics,
         )
+        self._metrics.lane_opened(plane=lane.plane_name, epoch=lane.epoch)
         self._lanes[sender.node_id] = lane
         return lane
 
-    def _welcome(self, lane: IncomingLane) -> lane_pb2.LaneResponse:
-        return lane_pb2.LaneResponse(
-            welcome=lane_pb2.Welcome(
-                lane_id=lane.lane_id,
-                epoch=lane.epoch,
-                plane=PLANE,
-                num_slots=NUM_SLOTS,
-                slot_bytes=self._slot_bytes,
-            )
+    def _welcome(self, lane: IncomingLane) -> lane_pb2.Welcome:
+        return lane_pb2.Welcome(
+            lane_id=lane.lane_id,
+            epoch=lane.epoch,
+            plane=lane.plane_name,
+            num_slots=lane.num_slots,
+            slot_bytes=lane.slot_bytes,
         )

@@ -19,12 +19,16 @@ class NodeKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstToken:
-    """The first token of one choice. finish_reason is "" while the choice goes on."""
+    """The first token of one choice. finish_reason is "" while the choice goes on.
+
+    logprobs is a serialized PositionLogprobs that is passed on unread, or empty.
+    """
 
     choice: int
     position: int
     token_id: int
     finish_reason: str = ""
+    logprobs: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,10 +51,19 @@ class Grant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sent:
-    """Sender: all bytes of the chunk are on the data plane; digest is their XXH3-64."""
+    """Sender: all bytes of the chunk are on the data plane; digest is their XXH3-64, 0 on a
+    plane whose bytes are not checked."""
 
     seq: int
     digest: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nack:
+    """Receiver: the chunk's bytes are not those of SENT's digest. Its slot is free again; the same
+    blocks are due once more, under a new seq."""
+
+    seq: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,4 +98,4 @@ class Abort:
 
 
 SenderMessage = Ready | Sent | Commit | Abort
-ReceiverMessage = Grant | Ack | Committed | Abort
+ReceiverMessage = Grant | Ack | Nack | Committed | Abort

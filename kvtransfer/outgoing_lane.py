@@ -1,27 +1,32 @@
 """A lane as the prefill node holds it: the sender's state machine, its stream and its plane.
 
     begin / offer / commit / abort  -->  LaneSender  -->  control stream (queue -> Lane call)
-                                             ^      -->  plane (queue -> send)
+                                             ^      -->  lane thread: digest -> plane
                                              +-- responses of the Lane call
 
 Four tasks, one owner: whatever ends first (the stream, the plane, the watchdog, close()) ends
-all, and every open transfer with them. Runs on the event loop.
+all, and every open transfer with them. Blocks are let go when the plane does not read them any
+more. Runs on the event loop; bytes are read on the lane's thread.
 """
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, ExitStack
 
 import grpc.aio
 
 from kvtransfer.blocks import BlockPool, Lease, LeaseReleased
-from kvtransfer.grpc_plane import PLANE, GrpcPlaneSender
-from kvtransfer.layout import KvLayout
+from kvtransfer.chunk_bytes import digest, zero_tail
+from kvtransfer.lane_metrics import LaneMetrics
 from kvtransfer.memory import KvMemory
-from kvtransfer.messages import Commit, FirstToken, NodeKey, SenderMessage
+from kvtransfer.messages import Ack, Commit, FirstToken, Nack, NodeKey, Ready
+from kvtransfer.plane import PlaneError, PlaneLink, SendingPlane
+from kvtransfer.planes import planes_for, sending_plane
 from kvtransfer.receiver import LaneProtocolError
-from kvtransfer.sender import Action, Done, LaneSender, OutgoingTransfer, Say, Ship
+from kvtransfer.sender import Action, Chunk, Done, LaneSender, OutgoingTransfer, Say, Ship
 from kvtransfer.wire import (
     layout_to_pb,
     node_to_pb,
@@ -37,7 +42,7 @@ log = logging.getLogger(__name__)
 WATCH_INTERVAL_S = 0.5
 # What a peer that is gone, or that breaks the protocol, makes of a lane. A write to a call that has
 # ended raises InvalidStateError.
-LANE_ERRORS = (grpc.aio.AioRpcError, asyncio.InvalidStateError, LaneProtocolError)
+LANE_ERRORS = (grpc.aio.AioRpcError, asyncio.InvalidStateError, LaneProtocolError, PlaneError)
 
 
 class OutgoingLane:
@@ -51,9 +56,12 @@ class OutgoingLane:
         pool: BlockPool,
         memory: KvMemory,
         state: LaneSender,
-        outbox: "asyncio.Queue[SenderMessage]",
+        outbox: "asyncio.Queue[lane_pb2.LaneRequest]",
         responses: AsyncIterator[lane_pb2.LaneResponse],
-        plane: GrpcPlaneSender,
+        plane: SendingPlane,
+        thread: ThreadPoolExecutor,
+        plane_name: str,
+        metrics: LaneMetrics,
         resources: AsyncExitStack,
     ) -> None:
         self.peer = peer
@@ -64,22 +72,38 @@ class OutgoingLane:
         self._outbox = outbox
         self._responses = responses
         self._plane = plane
+        self._thread = thread
         self._ships: asyncio.Queue[Ship] = asyncio.Queue()
         self._sender = state
+        self._plane_name = plane_name
+        self._metrics = metrics
+        # When each chunk was announced, and its size.
+        self._announced: dict[int, tuple[float, int]] = {}
         self._resources = resources
+        metrics.lane_opened(plane=plane_name, epoch=epoch)
         self._main = asyncio.create_task(self._run(), name=f"lane to {peer}")
 
     def begin(
-        self, transfer_id: bytes, *, lease: Lease, on_end: Callable[[str | None], None]
+        self,
+        transfer_id: bytes,
+        *,
+        lease: Lease,
+        num_tokens: int,
+        on_end: Callable[[str | None], None],
     ) -> OutgoingTransfer:
-        """Opens a transfer of the lease's blocks; on_end as in OutgoingTransfer.
+        """Opens a transfer of num_tokens in the lease's blocks; on_end as in OutgoingTransfer.
 
         Raises ServingError: LANE_LOST, INVALID_ARGUMENT for an id that is open already.
         """
         if self.closed.is_set():
             raise ServingError(Reason.LANE_LOST, f"lane to {self.peer} is down", node=self.peer)
+
+        def ended(reason: str | None) -> None:
+            self._metrics.transfer_ended(reason=reason)
+            on_end(reason)
+
         try:
-            return self._sender.begin(transfer_id, lease=lease, on_end=on_end)
+            return self._sender.begin(transfer_id, lease=lease, num_tokens=num_tokens, on_end=ended)
         except LaneProtocolError as error:
             raise invalid("target.transfer_id", str(error)) from error
 
@@ -124,26 +148,51 @@ class OutgoingLane:
         except* LANE_ERRORS as errors:
             reason = f"lane lost: {_first_line(errors.exceptions[0])}"
         finally:
+            self._metrics.lane_ended(reason=reason)
             log.info("lane to %s ended epoch=%d reason=%r", self.peer, self.epoch, reason)
             self.closed.set()
-            self._act(self._sender.close(reason))
+            left = self._sender.close(reason)
             await self._resources.aclose()
+            self._act(left)
 
     async def _receive(self) -> None:
         async for response in self._responses:
             message = receiver_message_from_pb(response)
             if message is None:
                 raise LaneProtocolError("a response that has no place after the handshake")
+            if isinstance(message, (Ack, Nack)):
+                self._plane.acknowledged(message.seq)
+                self._count(message)
             self._act(self._sender.handle(message))
         raise LaneProtocolError("the receiver ended the stream")
+
+    def _count(self, answer: Ack | Nack) -> None:
+        announced = self._announced.pop(answer.seq, None)
+        if announced is not None and isinstance(answer, Ack):
+            started, size_bytes = announced
+            seconds = time.monotonic() - started
+            self._metrics.chunk_sent(plane=self._plane_name, size_bytes=size_bytes, seconds=seconds)
 
     async def _ship(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
             ship = await self._ships.get()
-            with self._memory.reading(ship.chunk.block_ids) as blocks:
-                digest = await self._plane.send(ship.seq, blocks)
-            self._act(self._sender.shipped(ship.seq, digest=digest, now=loop.time()))
+            with ExitStack() as reading:
+                blocks, checksum = await loop.run_in_executor(
+                    self._thread, self._read, ship.chunk, reading
+                )
+                await self._plane.send(ship.seq, blocks)
+            self._act(self._sender.shipped(ship.seq, digest=checksum))
+
+    def _read(self, chunk: Chunk, reading: ExitStack) -> tuple[list[memoryview], int]:
+        """The chunk's bytes while reading is open, without what is behind the last token."""
+        layout = self._memory.layout
+        blocks = reading.enter_context(self._memory.reading(chunk.block_ids))
+        last = chunk.first_block + chunk.num_blocks - 1
+        num_tokens = chunk.transfer.num_tokens - last * layout.block_size
+        if num_tokens < layout.block_size:
+            blocks[-1] = zero_tail(blocks[-1], layout, num_tokens_in_block=num_tokens)
+        return blocks, digest(blocks)
 
     async def _watch(self) -> None:
         loop = asyncio.get_running_loop()
@@ -156,7 +205,10 @@ class OutgoingLane:
         for action in actions:
             match action:
                 case Say():
-                    self._outbox.put_nowait(action.message)
+                    if isinstance(action.message, Ready):
+                        ready = action.message
+                        self._announced[ready.seq] = (time.monotonic(), ready.size_bytes)
+                    self._outbox.put_nowait(sender_message_to_pb(action.message))
                 case Ship():
                     self._ships.put_nowait(action)
                 case Done():
@@ -170,23 +222,44 @@ async def open_lane(
     receiver: NodeKey,
     pool: BlockPool,
     memory: KvMemory,
+    planes: Sequence[str],
+    metrics: LaneMetrics,
 ) -> OutgoingLane:
-    """Dials a registered decode node and shakes hands. Raises ServingError (LAYOUT_MISMATCH,
-    UNKNOWN_NODE, ...) with the receiver's reason. The caller sets the deadline."""
-    outbox: asyncio.Queue[SenderMessage] = asyncio.Queue()
+    """Dials a registered decode node, shakes hands and connects the best of planes that both have.
+
+    Raises ServingError (LAYOUT_MISMATCH, UNKNOWN_NODE, ...) with the receiver's reason. The caller
+    sets the deadline.
+    """
+    hello = lane_pb2.Hello(
+        protocol_version=PROTOCOL_VERSION,
+        sender=node_to_pb(sender),
+        receiver=node_to_pb(receiver),
+        layout=layout_to_pb(memory.layout),
+        planes=planes_for(address, planes),
+    )
+    outbox: asyncio.Queue[lane_pb2.LaneRequest] = asyncio.Queue()
+    outbox.put_nowait(lane_pb2.LaneRequest(hello=hello))
 
     async def requests() -> AsyncIterator[lane_pb2.LaneRequest]:
-        yield lane_pb2.LaneRequest(hello=_hello(sender, receiver, memory.layout))
         while True:
-            yield sender_message_to_pb(await outbox.get())
+            yield await outbox.get()
 
     async with AsyncExitStack() as opened:
         channel = dial(address, purpose="lane")
         opened.push_async_callback(channel.close)
+        thread = ThreadPoolExecutor(1, thread_name_prefix="lane")
+        opened.callback(thread.shutdown, wait=False)
         try:
             responses = aiter(lane_pb2_grpc.LaneServiceStub(channel).Lane(requests()))
             welcome = (await anext(responses)).welcome
-            plane = GrpcPlaneSender(address, lane_id=welcome.lane_id)
+            link = PlaneLink(
+                address=address,
+                lane_id=welcome.lane_id,
+                thread=thread,
+                say=lambda message: outbox.put_nowait(lane_pb2.LaneRequest(rendezvous=message)),
+                hear=lambda: _rendezvous(responses),
+            )
+            plane = sending_plane(welcome.plane, link)
             opened.push_async_callback(plane.close)
             await plane.connect()
             state = LaneSender(
@@ -194,7 +267,7 @@ async def open_lane(
                 slot_bytes=welcome.slot_bytes,
                 block_bytes=memory.layout.block_bytes,
             )
-        except (*LANE_ERRORS, StopAsyncIteration) as error:
+        except (*LANE_ERRORS, StopAsyncIteration, ValueError) as error:
             ours = read_error(error) if isinstance(error, grpc.aio.AioRpcError) else None
             message = f"cannot open a lane to {receiver}: {_first_line(error)}"
             raise ours or ServingError(Reason.LANE_LOST, message, node=receiver) from error
@@ -207,20 +280,20 @@ async def open_lane(
             outbox=outbox,
             responses=responses,
             plane=plane,
+            thread=thread,
+            plane_name=welcome.plane,
+            metrics=metrics,
             resources=opened.pop_all(),
         )
     log.info("lane to %s open epoch=%d plane=%s", receiver, welcome.epoch, welcome.plane)
     return lane
 
 
-def _hello(sender: NodeKey, receiver: NodeKey, layout: KvLayout) -> lane_pb2.Hello:
-    return lane_pb2.Hello(
-        protocol_version=PROTOCOL_VERSION,
-        sender=node_to_pb(sender),
-        receiver=node_to_pb(receiver),
-        layout=layout_to_pb(layout),
-        planes=[PLANE],
-    )
+async def _rendezvous(responses: AsyncIterator[lane_pb2.LaneResponse]) -> lane_pb2.Rendezvous:
+    response = await anext(responses)
+    if response.WhichOneof("event") != "rendezvous":
+        raise LaneProtocolError("no rendezvous where one was due")
+    return response.rendezvous
 
 
 def _first_line(error: BaseException) -> str:

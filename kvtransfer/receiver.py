@@ -1,25 +1,41 @@
 """The receiving end of a lane, as a pure state machine: messages in, actions out.
 
     READY --(slot free)--> GRANT, slot posted --(SENT and bytes)--> copy to blocks --> ACK
-    COMMIT, all chunks copied --> COMMITTED, transfer sealed
-    ABORT  --> chunks not yet granted are skipped, granted ones complete and are dropped
 
 A chunk lands in a slot of a bounded staging ring; only after its transfer, range and digest were
-checked is it copied into blocks, under a write of the transfer's lease. What is late (its
-transfer is over) is dropped and never touches a block. A peer that breaks the protocol raises
-LaneProtocolError, which ends the lane. Runs on the event loop; time is passed in.
+checked is it copied into blocks, under a write of the transfer's lease. Every event has an outcome:
+
+    READY   transfer unknown, over or another's   ABORT "unknown transfer"; no slot
+            past the end, or blocks twice         ABORT
+            wrong seq or size                     LaneProtocolError
+    SENT    never granted, or twice               LaneProtocolError
+    chunk   its transfer is over                  ACK, dropped: no block is touched
+            digest differs                        NACK: the same blocks are due again, as a new seq
+            differs again for one of the blocks   ACK, then ABORT
+    COMMIT  chunks in flight or due again         waits for them, then COMMITTED
+            chunks never announced, wrong count   ABORT
+            a second one, while one waits         ABORT
+            transfer unknown or over              nothing
+    ABORT   transfer open                         ABORT; of its chunks, those without a GRANT are
+                                                  skipped, granted ones complete and are dropped
+            transfer unknown or over              nothing
+
+LaneProtocolError ends the lane. Blocks are counted in the sender's size. Runs on the event loop;
+time is passed in.
 """
 
 from collections import deque
 from dataclasses import dataclass
 
 from kvtransfer.inbox import Inbox, IncomingTransfer
+from kvtransfer.layout import KvLayout
 from kvtransfer.messages import (
     Abort,
     Ack,
     Commit,
     Committed,
     Grant,
+    Nack,
     NodeKey,
     Ready,
     ReceiverMessage,
@@ -50,7 +66,8 @@ class Post:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copy:
-    """Copy slot into these blocks of the transfer's lease, then report copied."""
+    """Copy slot, the sender's blocks [first_block, first_block + num_blocks), into the transfer's
+    lease, then report copied."""
 
     seq: int
     slot: int
@@ -71,26 +88,35 @@ class _Chunk:
     slot: int
     deadline: float
     sent: Sent | None = None
-    digest: int | None = None
+    has_arrived: bool = False
+    # Of the bytes that arrived; 0 if they are not checked.
+    digest: int = 0
+
+    @property
+    def blocks(self) -> set[int]:
+        return _blocks(self.ready)
 
 
 class LaneReceiver:
-    """State of one lane. sender is who is at the other end."""
+    """State of one lane. sender is who is at the other end, layout that of its blocks.
+
+    num_dropped_chunks came too late for their transfer, num_bad_chunks had another digest.
+    """
 
     def __init__(
         self,
         *,
         inbox: Inbox,
         sender: NodeKey,
+        layout: KvLayout,
         num_slots: int,
         slot_bytes: int,
-        block_bytes: int,
-        chunk_deadline_s: float = 5.0,
+        chunk_deadline_s: float = 3.5,
     ) -> None:
         self._inbox = inbox
         self._sender = sender
+        self._layout = layout
         self._slot_bytes = slot_bytes
-        self._block_bytes = block_bytes
         self._chunk_deadline_s = chunk_deadline_s
         self._free_slots = list(range(num_slots))
         self._next_seq = 0
@@ -99,6 +125,7 @@ class LaneReceiver:
         self._copying: dict[int, _Chunk] = {}
         self._commits: dict[bytes, Commit] = {}
         self.num_dropped_chunks = 0
+        self.num_bad_chunks = 0
 
     @property
     def num_busy_slots(self) -> int:
@@ -119,18 +146,22 @@ class LaneReceiver:
                     return []
                 return self.abort(transfer, message.reason)
 
-    def bytes_arrived(self, seq: int, digest: int, *, now: float) -> list[Action]:
-        """The data plane has put all of chunk seq, whose digest is digest, into its slot."""
-        self._granted[seq].digest = digest
+    def bytes_arrived(self, seq: int, digest: int | None, *, now: float) -> list[Action]:
+        """The data plane has put all of chunk seq, whose digest is digest, into its slot.
+
+        No digest: it was not computed, and SENT must say the same.
+        """
+        chunk = self._granted[seq]
+        chunk.has_arrived, chunk.digest = True, digest or 0
         return self._complete(seq, now)
 
     def copied(self, seq: int, *, now: float) -> list[Action]:
         """The chunk is in its blocks (or its lease was released meanwhile)."""
         chunk = self._copying.pop(seq)
         self._free_slots.append(chunk.slot)
-        transfer, blocks = chunk.transfer, _blocks(chunk.ready)
-        transfer.in_flight -= blocks
-        transfer.received |= blocks
+        transfer = chunk.transfer
+        transfer.in_flight -= chunk.blocks
+        transfer.received |= chunk.blocks
         return [Say(message=Ack(seq=seq)), *self._try_seal(transfer), *self._grant(now)]
 
     def abort(self, transfer: IncomingTransfer, reason: str) -> list[Action]:
@@ -155,7 +186,7 @@ class LaneReceiver:
         if ready.seq != self._next_seq:
             raise LaneProtocolError(f"READY seq {ready.seq}, expected {self._next_seq}")
         self._next_seq += 1
-        if ready.num_blocks < 1 or ready.size_bytes != ready.num_blocks * self._block_bytes:
+        if ready.num_blocks < 1 or ready.size_bytes != ready.num_blocks * self._layout.block_bytes:
             raise LaneProtocolError(f"{ready.size_bytes} bytes for {ready.num_blocks} blocks")
         if ready.size_bytes > self._slot_bytes:
             raise LaneProtocolError(f"{ready.size_bytes} bytes for slots of {self._slot_bytes}")
@@ -163,7 +194,7 @@ class LaneReceiver:
         if transfer is None:
             return [Say(message=Abort(transfer_id=ready.transfer_id, reason="unknown transfer"))]
         blocks = _blocks(ready)
-        if max(blocks) >= transfer.num_blocks:
+        if max(blocks) >= self._num_blocks(transfer):
             return self.abort(transfer, "chunk past the transfer's end")
         if blocks & (transfer.received | transfer.in_flight):
             return self.abort(transfer, "chunk sent twice")
@@ -190,24 +221,36 @@ class LaneReceiver:
 
     def _complete(self, seq: int, now: float) -> list[Action]:
         chunk = self._granted[seq]
-        if chunk.sent is None or chunk.digest is None:
+        if chunk.sent is None or not chunk.has_arrived:
             return []
         del self._granted[seq]
-        transfer = chunk.transfer
-        if transfer.ended or chunk.sent.digest != chunk.digest:
+        if chunk.transfer.ended:
             self.num_dropped_chunks += 1
             self._free_slots.append(chunk.slot)
-            aborted = self.abort(transfer, "chunk digest differs")
-            return [Say(message=Ack(seq=seq)), *aborted, *self._grant(now)]
+            return [Say(message=Ack(seq=seq)), *self._grant(now)]
+        if chunk.sent.digest != chunk.digest:
+            self.num_bad_chunks += 1
+            self._free_slots.append(chunk.slot)
+            return [*self._refuse(chunk), *self._grant(now)]
         self._copying[seq] = chunk
         copy = Copy(
             seq=seq,
             slot=chunk.slot,
-            transfer=transfer,
+            transfer=chunk.transfer,
             first_block=chunk.ready.first_block,
             num_blocks=chunk.ready.num_blocks,
         )
         return [copy]
+
+    def _refuse(self, chunk: _Chunk) -> list[Action]:
+        """Wants a damaged chunk's blocks once more, or ends a transfer that was damaged twice."""
+        transfer = chunk.transfer
+        if chunk.blocks & transfer.damaged:
+            aborted = self.abort(transfer, "chunk digest differs")
+            return [Say(message=Ack(seq=chunk.ready.seq)), *aborted]
+        transfer.in_flight -= chunk.blocks
+        transfer.damaged |= chunk.blocks
+        return [Say(message=Nack(seq=chunk.ready.seq))]
 
     def _on_commit(self, commit: Commit) -> list[Action]:
         transfer = self._inbox.find(commit.transfer_id, sender=self._sender)
@@ -215,20 +258,25 @@ class LaneReceiver:
             return []
         if commit.transfer_id in self._commits:
             return self.abort(transfer, "committed twice")
-        arrived_or_sent = len(transfer.received | transfer.in_flight)
-        if commit.num_blocks != transfer.num_blocks or arrived_or_sent != transfer.num_blocks:
+        announced = len(transfer.received | transfer.in_flight | transfer.damaged)
+        if not commit.num_blocks == announced == self._num_blocks(transfer):
             return self.abort(transfer, "commit with missing chunks")
         self._commits[commit.transfer_id] = commit
         return self._try_seal(transfer)
 
     def _try_seal(self, transfer: IncomingTransfer) -> list[Action]:
         commit = self._commits.get(transfer.transfer_id)
-        if transfer.ended or commit is None or len(transfer.received) < transfer.num_blocks:
+        is_complete = len(transfer.received) == self._num_blocks(transfer)
+        if transfer.ended or commit is None or not is_complete:
             return []
         del self._commits[transfer.transfer_id]
         transfer.first_tokens = commit.first_tokens
         self._inbox.end(transfer, None)
         return [Say(message=Committed(transfer_id=transfer.transfer_id))]
+
+    def _num_blocks(self, transfer: IncomingTransfer) -> int:
+        """In the sender's size."""
+        return self._layout.blocks_for(transfer.num_tokens)
 
 
 def _blocks(ready: Ready) -> set[int]:

@@ -1,16 +1,18 @@
 """The sending end of a lane, as a pure state machine: messages in, actions out.
 
-    offer(blocks) --> READY --GRANT--> Ship (bytes) --> SENT --ACK--> chunk done
+    offer(blocks) --> READY --GRANT--> Ship (bytes) --> SENT --ACK---> chunk done
+                        ^-------- same blocks, once -----------NACK--
     commit()      --> COMMIT after the transfer's last SENT --COMMITTED--> on_end(None)
     abort()       --> ABORT; a chunk whose grant is under way is still completed
 
-At most num_slots chunks are announced and not acknowledged, and transfers take turns chunk by
-chunk, so that a short prompt does not wait for a long one's blocks. Runs on the event loop.
+At most num_slots chunks are announced and not acknowledged, two of them not shipped, and transfers
+take turns chunk by chunk, so that a short prompt does not wait for a long one's blocks. A chunk that arrived damaged
+goes before its transfer's others, and may follow its COMMIT. Runs on the event loop.
 """
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kvtransfer.blocks import Lease
 from kvtransfer.messages import (
@@ -19,12 +21,16 @@ from kvtransfer.messages import (
     Commit,
     Committed,
     Grant,
+    Nack,
     Ready,
     ReceiverMessage,
     SenderMessage,
     Sent,
 )
 from kvtransfer.receiver import LaneProtocolError
+
+# One on the wire and one that is granted meanwhile: what a chunk of another transfer waits for.
+MAX_UNSHIPPED = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +47,7 @@ class Chunk:
     transfer: "OutgoingTransfer"
     first_block: int
     num_blocks: int
+    is_resend: bool = False
 
     @property
     def block_ids(self) -> tuple[int, ...]:
@@ -73,6 +80,8 @@ class OutgoingTransfer:
 
     transfer_id: bytes
     lease: Lease
+    # What the transfer's blocks hold; the last one may be partly full.
+    num_tokens: int
     on_end: Callable[[str | None], None]
     queued: deque[Chunk] = field(default_factory=deque)
     # Announced or granted, not SENT.
@@ -85,8 +94,8 @@ class OutgoingTransfer:
 class _Announced:
     chunk: Chunk
     granted: bool = False
-    # When its acknowledgement is due; set once it was shipped.
-    deadline: float | None = None
+    is_shipped: bool = False
+    watched_since: float | None = None
 
 
 class LaneSender:
@@ -98,7 +107,7 @@ class LaneSender:
         num_slots: int,
         slot_bytes: int,
         block_bytes: int,
-        ack_deadline_s: float = 5.0,
+        ack_deadline_s: float = 3.5,
     ) -> None:
         if num_slots < 1 or slot_bytes < block_bytes:
             raise LaneProtocolError(
@@ -114,12 +123,20 @@ class LaneSender:
         self._announced: dict[int, _Announced] = {}
 
     def begin(
-        self, transfer_id: bytes, *, lease: Lease, on_end: Callable[[str | None], None]
+        self,
+        transfer_id: bytes,
+        *,
+        lease: Lease,
+        num_tokens: int,
+        on_end: Callable[[str | None], None],
     ) -> OutgoingTransfer:
-        """Opens a transfer. Raises LaneProtocolError for an id that is open already."""
+        """Opens a transfer of num_tokens tokens. Raises LaneProtocolError for an id that is open
+        already."""
         if transfer_id in self._transfers:
             raise LaneProtocolError("two transfers with one id")
-        transfer = OutgoingTransfer(transfer_id=transfer_id, lease=lease, on_end=on_end)
+        transfer = OutgoingTransfer(
+            transfer_id=transfer_id, lease=lease, num_tokens=num_tokens, on_end=on_end
+        )
         self._transfers[transfer_id] = transfer
         return transfer
 
@@ -133,9 +150,7 @@ class LaneSender:
         for start in range(first_block, end, self._blocks_per_chunk):
             count = min(self._blocks_per_chunk, end - start)
             transfer.queued.append(Chunk(transfer=transfer, first_block=start, num_blocks=count))
-        if transfer not in self._turns:
-            self._turns.append(transfer)
-        return self._announce()
+        return self._announce_with(transfer)
 
     def commit(self, transfer: OutgoingTransfer, commit: Commit) -> list[Action]:
         """Everything was offered; ends with on_end(None) when the receiver has sealed it."""
@@ -161,9 +176,16 @@ class LaneSender:
         return done
 
     def overdue(self, now: float) -> bool:
-        """A shipped chunk was not acknowledged in time."""
-        deadlines = (entry.deadline for entry in self._announced.values())
-        return any(deadline is not None and deadline < now for deadline in deadlines)
+        """An announced chunk was not acknowledged in time. Asked from time to time: a chunk's time
+        begins when it is first seen here."""
+        for entry in self._announced.values():
+            if entry.watched_since is None:
+                entry.watched_since = now
+        return any(
+            now - entry.watched_since > self._ack_deadline_s
+            for entry in self._announced.values()
+            if entry.watched_since is not None
+        )
 
     def handle(self, message: ReceiverMessage) -> list[Action]:
         """Takes in one message of the receiver. Raises LaneProtocolError."""
@@ -175,10 +197,10 @@ class LaneSender:
                 entry.granted = True
                 return [Ship(seq=seq, chunk=entry.chunk)]
             case Ack(seq=seq):
-                entry = self._announced.pop(seq, None)
-                if entry is None or entry.deadline is None:
-                    raise LaneProtocolError(f"ACK of seq {seq}, which was not sent")
-                return [Done(chunk=entry.chunk), *self._announce()]
+                chunk = self._take_sent(seq, "ACK")
+                return [Done(chunk=chunk), *self._announce()]
+            case Nack(seq=seq):
+                return self._on_nack(self._take_sent(seq, "NACK"))
             case Committed(transfer_id=transfer_id):
                 transfer = self._transfers.get(transfer_id)
                 if transfer is not None:
@@ -187,14 +209,30 @@ class LaneSender:
             case Abort():
                 return self._on_abort(message)
 
-    def shipped(self, seq: int, *, digest: int, now: float) -> list[Action]:
-        """All bytes of the chunk are on the data plane."""
+    def shipped(self, seq: int, *, digest: int | None) -> list[Action]:
+        """All bytes of the chunk are on the data plane; no digest: the plane's are not checked."""
         entry = self._announced[seq]
-        entry.deadline = now + self._ack_deadline_s
+        entry.is_shipped = True
         transfer = entry.chunk.transfer
         transfer.num_unsent -= 1
-        sent = Say(message=Sent(seq=seq, digest=digest))
-        return [sent, *self._try_commit(transfer)]
+        sent = Say(message=Sent(seq=seq, digest=digest or 0))
+        return [sent, *self._announce(), *self._try_commit(transfer)]
+
+    def _take_sent(self, seq: int, answer: str) -> Chunk:
+        entry = self._announced.get(seq)
+        if entry is None or not entry.is_shipped:
+            raise LaneProtocolError(f"{answer} of seq {seq}, which was not sent")
+        del self._announced[seq]
+        return entry.chunk
+
+    def _on_nack(self, chunk: Chunk) -> list[Action]:
+        transfer = chunk.transfer
+        if transfer.ended:
+            return [Done(chunk=chunk), *self._announce()]
+        if chunk.is_resend:
+            raise LaneProtocolError("a second NACK of the same blocks")
+        transfer.queued.appendleft(replace(chunk, is_resend=True))
+        return self._announce_with(transfer)
 
     def _on_abort(self, abort: Abort) -> list[Action]:
         # From here on the receiver grants nothing more of this transfer.
@@ -209,9 +247,14 @@ class LaneSender:
             actions += self.abort(transfer, abort.reason)
         return actions + self._announce()
 
+    def _announce_with(self, transfer: OutgoingTransfer) -> list[Action]:
+        if transfer not in self._turns:
+            self._turns.append(transfer)
+        return self._announce()
+
     def _announce(self) -> list[Action]:
         actions: list[Action] = []
-        while self._turns and len(self._announced) < self._window:
+        while self._turns and self._may_announce():
             transfer = self._turns.popleft()
             if not transfer.queued:
                 continue
@@ -229,6 +272,10 @@ class LaneSender:
             )
             actions.append(Say(message=ready))
         return actions
+
+    def _may_announce(self) -> bool:
+        unshipped = sum(not entry.is_shipped for entry in self._announced.values())
+        return len(self._announced) < self._window and unshipped < MAX_UNSHIPPED
 
     def _try_commit(self, transfer: OutgoingTransfer) -> list[Action]:
         if transfer.commit is None or transfer.ended or transfer.queued or transfer.num_unsent:

@@ -8,6 +8,7 @@ from kvtransfer.messages import (
     Committed,
     FirstToken,
     Grant,
+    Nack,
     NodeKey,
     Ready,
     ReceiverMessage,
@@ -71,12 +72,15 @@ def layout_from_pb(layout: types_pb2.KvLayout) -> KvLayout:
 
 
 def first_token_to_pb(token: FirstToken) -> types_pb2.TokenRun:
-    return types_pb2.TokenRun(
+    run = types_pb2.TokenRun(
         choice=token.choice,
         position=token.position,
         token_ids=[token.token_id],
         finish_reason=finish_reason_to_pb(token.finish_reason),
     )
+    if token.logprobs:
+        run.logprobs.add().ParseFromString(token.logprobs)
+    return run
 
 
 def first_token_from_pb(run: types_pb2.TokenRun) -> FirstToken:
@@ -85,6 +89,7 @@ def first_token_from_pb(run: types_pb2.TokenRun) -> FirstToken:
         position=run.position,
         token_id=run.token_ids[0],
         finish_reason=finish_reason_from_pb(run.finish_reason),
+        logprobs=run.logprobs[0].SerializeToString() if run.logprobs else b"",
     )
 
 
@@ -149,6 +154,8 @@ def receiver_message_to_pb(message: ReceiverMessage) -> lane_pb2.LaneResponse:
             return lane_pb2.LaneResponse(grant=lane_pb2.Grant(seq=message.seq))
         case Ack():
             return lane_pb2.LaneResponse(ack=lane_pb2.Ack(seq=message.seq))
+        case Nack():
+            return lane_pb2.LaneResponse(nack=lane_pb2.Nack(seq=message.seq))
         case Committed():
             committed = lane_pb2.Committed(transfer_id=message.transfer_id)
             return lane_pb2.LaneResponse(committed=committed)
@@ -164,6 +171,8 @@ def receiver_message_from_pb(response: lane_pb2.LaneResponse) -> ReceiverMessage
             return Grant(seq=response.grant.seq)
         case "ack":
             return Ack(seq=response.ack.seq)
+        case "nack":
+            return Nack(seq=response.nack.seq)
         case "committed":
             return Committed(transfer_id=response.committed.transfer_id)
         case "abort":

@@ -35,9 +35,18 @@ FIRST = (FirstToken(choice=0, position=9, token_id=4),)
 class Pair:
     """A prefill side (dialer) and a decode side (server), 128 blocks each."""
 
-    def __init__(self, *, layout: KvLayout = LAYOUT, members: tuple[NodeKey, ...] = (P,)) -> None:
+    def __init__(
+        self,
+        *,
+        layout: KvLayout = LAYOUT,
+        receive_layout: KvLayout = LAYOUT,
+        members: tuple[NodeKey, ...] = (P,),
+        plane: str = "grpc",
+    ) -> None:
+        self.planes = [plane]
         self.send_pool, self.receive_pool = BlockPool(128), BlockPool(128)
-        self.send_memory, self.receive_memory = HostMemory(layout, 128), HostMemory(LAYOUT, 128)
+        self.send_memory = HostMemory(layout, 128)
+        self.receive_memory = HostMemory(receive_layout, 128)
         self.inbox = Inbox()
         self.members = members
 
@@ -54,12 +63,17 @@ class Pair:
             pool=self.receive_pool,
             memory=self.receive_memory,
             is_prefill_node=is_prefill_node,
+            planes=self.planes,
         )
         self.server = GrpcServer()
         lane_pb2_grpc.add_LaneServiceServicer_to_server(self.lanes, self.server.server)
         self.address = await self.server.start("127.0.0.1:0")
         self.dialer = LaneDialer(
-            me=P, pool=self.send_pool, memory=self.send_memory, resolve=resolve
+            me=P,
+            pool=self.send_pool,
+            memory=self.send_memory,
+            resolve=resolve,
+            planes=self.planes,
         )
         return self
 
@@ -68,10 +82,11 @@ class Pair:
         await self.server.stop(grace_s=0)
         self.lanes.close()
 
-    def expect(self, num_blocks: int):
+    def expect(self, num_blocks: int, *, num_tokens: int | None = None):
         ended = asyncio.get_running_loop().create_future()
         lease = self.receive_pool.reserve(num_blocks)
-        transfer = self.inbox.expect(lease, num_blocks=num_blocks, on_end=ended.set_result)
+        num_tokens = num_tokens or num_blocks * LAYOUT.block_size
+        transfer = self.inbox.expect(lease, num_tokens=num_tokens, on_end=ended.set_result)
         return transfer, ended
 
     def compute(self, lease, first_block: int, num_blocks: int) -> None:
@@ -81,11 +96,14 @@ class Pair:
             self.send_memory.block(index)[:] = os.urandom(self.send_memory.layout.block_bytes)
         self.send_pool.end_write(block_ids, writer="engine")
 
-    async def send(self, transfer_id: bytes, num_blocks: int):
+    async def send(self, transfer_id: bytes, num_blocks: int, *, num_tokens: int | None = None):
         lane = await self.dialer.lane_to(D)
         lease = self.send_pool.reserve(num_blocks)
         ended = asyncio.get_running_loop().create_future()
-        outgoing = lane.begin(transfer_id, lease=lease, on_end=ended.set_result)
+        num_tokens = num_tokens or num_blocks * self.send_memory.layout.block_size
+        outgoing = lane.begin(
+            transfer_id, lease=lease, num_tokens=num_tokens, on_end=ended.set_result
+        )
         return lane, lease, outgoing, ended
 
 
@@ -94,9 +112,10 @@ async def all_available(pool: BlockPool) -> None:
         await asyncio.sleep(0)
 
 
+@pytest.mark.parametrize("plane", ["grpc", "gloo"])
 @pytest.mark.parametrize("num_blocks", [1, 41, 42, 43, 100])
-async def test_blocks_arrive_byte_for_byte(num_blocks):
-    async with Pair() as pair, asyncio.timeout(20):
+async def test_blocks_arrive_byte_for_byte(num_blocks, plane):
+    async with Pair(plane=plane) as pair, asyncio.timeout(20):
         incoming, received = pair.expect(num_blocks)
         lane, lease, outgoing, sent = await pair.send(incoming.transfer_id, num_blocks)
         half = num_blocks // 2
@@ -116,9 +135,10 @@ async def test_blocks_arrive_byte_for_byte(num_blocks):
         await all_available(pair.receive_pool)
 
 
+@pytest.mark.parametrize("plane", ["grpc", "gloo"])
 @pytest.mark.parametrize("side", ["sender", "receiver"])
-async def test_an_abort_in_the_middle_frees_both_sides_and_the_lane_goes_on(side):
-    async with Pair() as pair, asyncio.timeout(20):
+async def test_an_abort_in_the_middle_frees_both_sides_and_the_lane_goes_on(side, plane):
+    async with Pair(plane=plane) as pair, asyncio.timeout(20):
         incoming, received = pair.expect(100)
         lane, lease, outgoing, sent = await pair.send(incoming.transfer_id, 100)
         pair.compute(lease, 0, 90)
@@ -162,8 +182,9 @@ async def test_a_target_that_is_not_registered_is_not_dialled():
     assert error.value.reason is Reason.UNKNOWN_NODE
 
 
-async def test_a_lost_receiver_ends_transfers_and_the_next_lane_is_new():
-    async with Pair() as pair, asyncio.timeout(20):
+@pytest.mark.parametrize("plane", ["grpc", "gloo"])
+async def test_a_lost_receiver_ends_transfers_and_the_next_lane_is_new(plane):
+    async with Pair(plane=plane) as pair, asyncio.timeout(20):
         incoming, received = pair.expect(2)
         lane, lease, outgoing, sent = await pair.send(incoming.transfer_id, 2)
         pair.compute(lease, 0, 1)

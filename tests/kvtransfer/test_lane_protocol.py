@@ -1,346 +1,616 @@
-"""Both ends of a lane, joined by queues that hypothesis drains in any order it likes.
+"""Each end of a lane on its own, one event after another: the outcomes that receiver.py's table
+and sender.py promise. tests/kvtransfer/test_lane_machine.py joins the two ends."""
 
-Bytes are a dict: what a chunk carries is (sender block) -> a value unique to transfer and block,
-so that a block with somebody else's KV is seen at once.
-"""
-
-from collections import deque
+from dataclasses import replace
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from kvtransfer import receiver, sender
-from kvtransfer.blocks import BlockPool, BlocksExhausted, LeaseReleased
-from kvtransfer.inbox import Inbox
-from kvtransfer.messages import Commit, FirstToken, Grant, NodeKey, Ready, Sent
+from kvtransfer.blocks import BlockPool
+from kvtransfer.inbox import Inbox, IncomingTransfer
+from kvtransfer.layout import KvLayout
+from kvtransfer.messages import (
+    Abort,
+    Ack,
+    Commit,
+    Committed,
+    FirstToken,
+    Grant,
+    Nack,
+    NodeKey,
+    Ready,
+    Sent,
+)
 from kvtransfer.receiver import LaneProtocolError, LaneReceiver
-from kvtransfer.sender import LaneSender
+from kvtransfer.sender import LaneSender, OutgoingTransfer
+from kvtransfer.wire import (
+    receiver_message_from_pb,
+    receiver_message_to_pb,
+    sender_message_from_pb,
+    sender_message_to_pb,
+)
 
 PREFILL = NodeKey(node_id="p", incarnation=1)
-BLOCK = 10
+LAYOUT = KvLayout(
+    model="toy",
+    model_digest="00",
+    dtype="bfloat16",
+    block_size=4,
+    num_layers=1,
+    num_kv_heads=1,
+    head_dim=1,
+)
+BLOCK = 1 * 2 * 1 * 4 * 1 * 2
 FIRST = FirstToken(choice=0, position=5, token_id=7)
 
 
-def make_receiver(inbox: Inbox, *, num_slots: int = 2) -> LaneReceiver:
-    return LaneReceiver(
-        inbox=inbox, sender=PREFILL, num_slots=num_slots, slot_bytes=2 * BLOCK, block_bytes=BLOCK
-    )
+class Incoming:
+    """A receiver with one expected transfer of num_blocks blocks."""
+
+    def __init__(self, *, num_blocks: int = 2, num_slots: int = 2) -> None:
+        self.inbox = Inbox()
+        self.lane = LaneReceiver(
+            inbox=self.inbox,
+            sender=PREFILL,
+            layout=LAYOUT,
+            num_slots=num_slots,
+            slot_bytes=2 * BLOCK,
+        )
+        self.ends: list[str | None] = []
+        self.transfer = self.expect(num_tokens=4 * num_blocks, ends=self.ends)
+        self.id = self.transfer.transfer_id
+
+    def expect(self, *, num_tokens: int, ends: list[str | None]) -> IncomingTransfer:
+        lease = BlockPool(8).reserve(8)
+        return self.inbox.expect(lease, num_tokens=num_tokens, on_end=ends.append)
+
+    def hear(self, message) -> list[receiver.Action]:
+        return self.lane.handle(message, now=0)
+
+    def ready(self, seq: int = 0, *, first_block: int = 0, num_blocks: int = 1, id=None):
+        return self.hear(
+            Ready(
+                seq=seq,
+                transfer_id=id or self.id,
+                first_block=first_block,
+                num_blocks=num_blocks,
+                size_bytes=num_blocks * BLOCK,
+            )
+        )
+
+    def arrive(self, seq: int, *, told: int = 5, found: int | None = 5) -> list[receiver.Action]:
+        """SENT with one digest, bytes with another."""
+        assert self.hear(Sent(seq=seq, digest=told)) == []
+        return self.lane.bytes_arrived(seq, found, now=0)
+
+    def copy(self, seq: int, **ready) -> list[receiver.Action]:
+        """A chunk from READY to its last action."""
+        self.ready(seq, **ready)
+        (action,) = self.arrive(seq)
+        assert isinstance(action, receiver.Copy)
+        return self.lane.copied(seq, now=0)
+
+    def commit(self, num_blocks: int = 2) -> list[receiver.Action]:
+        return self.hear(Commit(transfer_id=self.id, num_blocks=num_blocks, first_tokens=(FIRST,)))
 
 
-def ready(transfer_id: bytes, *, seq: int = 0, first_block: int = 0, num_blocks: int = 1) -> Ready:
-    return Ready(
-        seq=seq,
-        transfer_id=transfer_id,
-        first_block=first_block,
-        num_blocks=num_blocks,
-        size_bytes=num_blocks * BLOCK,
-    )
+def said(actions) -> list[object]:
+    return [action.message for action in actions if isinstance(action, receiver.Say | sender.Say)]
 
 
-def expect(inbox: Inbox, *, num_blocks: int = 2):
-    ends: list[str | None] = []
-    transfer = inbox.expect(BlockPool(8).reserve(4), num_blocks=num_blocks, on_end=ends.append)
-    return transfer, ends
+# READY
+
+
+def test_a_ready_posts_a_slot_before_its_grant():
+    incoming = Incoming()
+    post, grant = incoming.ready(num_blocks=2)
+    assert (post.seq, post.size_bytes) == (0, 2 * BLOCK)
+    assert grant.message == Grant(seq=0)
 
 
 def test_a_ready_for_an_unknown_transfer_is_answered_with_an_abort():
-    lane = make_receiver(Inbox())
-    (action,) = lane.handle(ready(b"nobody"), now=0)
-    assert isinstance(action, receiver.Say)
-    assert action.message.reason == "unknown transfer"
-    assert lane.num_busy_slots == 0
+    incoming = Incoming()
+    assert said(incoming.ready(id=b"nobody")) == [
+        Abort(transfer_id=b"nobody", reason="unknown transfer")
+    ]
+    assert incoming.lane.num_busy_slots == 0
 
 
 def test_another_node_cannot_write_to_a_transfer_that_is_bound():
-    inbox = Inbox()
-    transfer, _ = expect(inbox)
-    inbox.find(transfer.transfer_id, sender=NodeKey(node_id="other", incarnation=1))
-    (action,) = make_receiver(inbox).handle(ready(transfer.transfer_id), now=0)
-    assert action.message.reason == "unknown transfer"
+    incoming = Incoming()
+    incoming.inbox.find(incoming.id, sender=NodeKey(node_id="other", incarnation=1))
+    (abort,) = said(incoming.ready())
+    assert abort.reason == "unknown transfer"
+    assert incoming.ends == []
+
+
+def test_a_late_ready_of_a_transfer_that_was_sealed_gets_no_slot():
+    incoming = Incoming(num_blocks=1)
+    incoming.copy(0)
+    incoming.commit(1)
+    (abort,) = said(incoming.ready(1))
+    assert abort.reason == "unknown transfer"
+    assert incoming.ends == [None]
 
 
 @pytest.mark.parametrize(
     ("chunks", "reason"),
     [
         ([(0, 1), (0, 1)], "chunk sent twice"),
+        ([(0, 1), (0, 2)], "chunk sent twice"),
         ([(1, 2)], "chunk past the transfer's end"),
+        ([(2**32 - 1, 1)], "chunk past the transfer's end"),
     ],
 )
 def test_bad_chunks_abort_their_transfer(chunks, reason):
-    inbox = Inbox()
-    transfer, ends = expect(inbox)
-    lane = make_receiver(inbox)
+    incoming = Incoming()
     for seq, (first, count) in enumerate(chunks):
-        lane.handle(
-            ready(transfer.transfer_id, seq=seq, first_block=first, num_blocks=count), now=0
-        )
-    assert ends == [reason]
-    assert len(inbox) == 0
+        incoming.ready(seq, first_block=first, num_blocks=count)
+    assert incoming.ends == [reason]
+    assert len(incoming.inbox) == 0
 
 
-def test_a_commit_with_missing_chunks_aborts():
-    inbox = Inbox()
-    transfer, ends = expect(inbox)
-    lane = make_receiver(inbox)
-    lane.handle(ready(transfer.transfer_id), now=0)
-    commit = Commit(transfer_id=transfer.transfer_id, num_blocks=2, first_tokens=(FIRST,))
-    lane.handle(commit, now=0)
-    assert ends == ["commit with missing chunks"]
+@pytest.mark.parametrize(("num_tokens", "last_block"), [(1, 0), (3, 0), (4, 0), (5, 1), (123, 30)])
+def test_a_transfer_ends_with_the_senders_block_of_its_last_token(num_tokens, last_block):
+    incoming = Incoming()
+    ends: list[str | None] = []
+    transfer = incoming.expect(num_tokens=num_tokens, ends=ends)
+    incoming.ready(0, id=transfer.transfer_id, first_block=last_block)
+    assert ends == []
+    incoming.ready(1, id=transfer.transfer_id, first_block=last_block + 1)
+    assert ends == ["chunk past the transfer's end"]
 
 
-def test_a_wrong_digest_aborts_and_frees_the_slot():
-    inbox = Inbox()
-    transfer, ends = expect(inbox, num_blocks=1)
-    lane = make_receiver(inbox)
-    lane.handle(ready(transfer.transfer_id), now=0)
-    lane.handle(Sent(seq=0, digest=1), now=0)
-    lane.bytes_arrived(0, 2, now=0)
-    assert ends == ["chunk digest differs"]
-    assert lane.num_busy_slots == 0
+READY = Ready(seq=0, transfer_id=b"x", first_block=0, num_blocks=1, size_bytes=BLOCK)
 
 
-def test_a_chunk_that_completes_after_an_abort_is_dropped_and_acknowledged():
-    inbox = Inbox()
-    transfer, _ = expect(inbox, num_blocks=1)
-    lane = make_receiver(inbox)
-    lane.handle(ready(transfer.transfer_id), now=0)
-    lane.abort(transfer, "cancelled")
-    lane.bytes_arrived(0, 1, now=0)
-    actions = lane.handle(Sent(seq=0, digest=1), now=0)
-    assert not any(isinstance(action, receiver.Copy) for action in actions)
-    assert lane.num_dropped_chunks == 1
-    assert lane.num_busy_slots == 0
+@pytest.mark.parametrize(
+    "message",
+    [
+        Sent(seq=0, digest=0),
+        replace(READY, seq=3),
+        replace(READY, num_blocks=0, size_bytes=0),
+        replace(READY, size_bytes=BLOCK + 1),
+        replace(READY, num_blocks=3, size_bytes=3 * BLOCK),
+    ],
+)
+def test_breaking_the_protocol_ends_the_lane(message):
+    with pytest.raises(LaneProtocolError):
+        Incoming().hear(message)
+
+
+def test_a_chunk_that_is_sent_twice_under_one_seq_ends_the_lane():
+    incoming = Incoming()
+    incoming.ready()
+    incoming.hear(Sent(seq=0, digest=1))
+    with pytest.raises(LaneProtocolError):
+        incoming.hear(Sent(seq=0, digest=1))
+
+
+def test_a_chunk_without_a_slot_waits_for_the_first_that_comes_free():
+    incoming = Incoming(num_slots=1)
+    incoming.ready(0)
+    assert incoming.ready(1, first_block=1) == []
+    incoming.arrive(0)
+    assert said(incoming.lane.copied(0, now=0)) == [Ack(seq=0), Grant(seq=1)]
+
+
+# Bytes
+
+
+@pytest.mark.parametrize(("told", "found"), [(7, 7), (0, None)])
+def test_a_chunk_is_copied_when_digests_agree_or_are_taken_by_nobody(told, found):
+    incoming = Incoming()
+    incoming.ready(first_block=1)
+    (copy,) = incoming.arrive(0, told=told, found=found)
+    assert (copy.transfer, copy.first_block, copy.num_blocks) == (incoming.transfer, 1, 1)
+
+
+@pytest.mark.parametrize(("told", "found"), [(7, 8), (0, 7), (7, None)])
+def test_a_wrong_digest_is_refused_once_and_frees_the_slot(told, found):
+    incoming = Incoming(num_slots=1)
+    incoming.ready(0)
+    incoming.ready(1, first_block=1)
+    assert said(incoming.arrive(0, told=told, found=found)) == [Nack(seq=0), Grant(seq=1)]
+    assert incoming.lane.num_bad_chunks == 1
+    assert incoming.ends == []
+
+
+def test_the_same_blocks_are_taken_again_under_a_new_seq():
+    incoming = Incoming(num_blocks=1)
+    incoming.ready(0)
+    incoming.arrive(0, found=6)
+    assert said(incoming.copy(1)) == [Ack(seq=1)]
+    assert said(incoming.commit(1)) == [Committed(transfer_id=incoming.id)]
+    assert incoming.ends == [None]
+
+
+def test_blocks_that_are_due_again_can_be_announced_only_once():
+    incoming = Incoming(num_blocks=1)
+    incoming.ready(0)
+    incoming.arrive(0, found=6)
+    incoming.ready(1)
+    incoming.ready(2)
+    assert incoming.ends == ["chunk sent twice"]
+
+
+def test_a_second_wrong_digest_of_the_same_blocks_aborts():
+    incoming = Incoming(num_blocks=1)
+    incoming.ready(0)
+    incoming.arrive(0, found=6)
+    incoming.ready(1)
+    reason = "chunk digest differs"
+    assert said(incoming.arrive(1, found=6)) == [
+        Ack(seq=1),
+        Abort(transfer_id=incoming.id, reason=reason),
+    ]
+    assert incoming.ends == [reason]
+    assert incoming.lane.num_bad_chunks == 2
+    assert incoming.lane.num_busy_slots == 0
+
+
+def test_each_block_has_a_resend_of_its_own():
+    incoming = Incoming(num_blocks=2)
+    for seq in (0, 1):
+        incoming.ready(seq, first_block=seq)
+        assert said(incoming.arrive(seq, found=6)) == [Nack(seq=seq)]
+    assert incoming.ends == []
+
+
+@pytest.mark.parametrize("found", [5, 6])
+def test_a_chunk_that_completes_after_an_abort_is_dropped_and_acknowledged(found):
+    incoming = Incoming()
+    incoming.ready()
+    incoming.lane.abort(incoming.transfer, "cancelled")
+    assert incoming.arrive(0, found=found) == [receiver.Say(message=Ack(seq=0))]
+    assert (incoming.lane.num_dropped_chunks, incoming.lane.num_bad_chunks) == (1, 0)
+    assert incoming.lane.num_busy_slots == 0
+
+
+def test_a_copy_that_ends_after_an_abort_is_acknowledged():
+    incoming = Incoming(num_blocks=1)
+    incoming.ready()
+    incoming.arrive(0)
+    incoming.commit(1)
+    incoming.lane.abort(incoming.transfer, "cancelled")
+    assert said(incoming.lane.copied(0, now=0)) == [Ack(seq=0)]
+    assert incoming.ends == ["cancelled"]
 
 
 def test_a_granted_chunk_that_never_completes_is_overdue():
-    inbox = Inbox()
-    transfer, _ = expect(inbox)
-    lane = make_receiver(inbox)
-    lane.handle(ready(transfer.transfer_id), now=100)
-    assert not lane.overdue(105)
-    assert lane.overdue(105.1)
+    incoming = Incoming()
+    ready = replace(READY, transfer_id=incoming.id)
+    incoming.lane.handle(ready, now=100)
+    assert not incoming.lane.overdue(103.5)
+    assert incoming.lane.overdue(103.6)
 
 
-@pytest.mark.parametrize("message", [Sent(seq=0, digest=0), ready(b"x", seq=3)])
-def test_breaking_the_protocol_ends_the_lane(message):
+# COMMIT
+
+
+def test_a_commit_seals_when_all_chunks_are_copied():
+    incoming = Incoming()
+    incoming.copy(0, num_blocks=2)
+    assert said(incoming.commit()) == [Committed(transfer_id=incoming.id)]
+    assert incoming.ends == [None]
+    assert incoming.transfer.first_tokens == (FIRST,)
+
+
+def test_an_early_commit_waits_for_chunks_in_flight():
+    incoming = Incoming(num_slots=1)
+    incoming.ready(0)
+    incoming.ready(1, first_block=1)
+    assert incoming.commit() == []
+    incoming.arrive(0)
+    assert said(incoming.lane.copied(0, now=0)) == [Ack(seq=0), Grant(seq=1)]
+    incoming.arrive(1)
+    assert said(incoming.lane.copied(1, now=0)) == [Ack(seq=1), Committed(transfer_id=incoming.id)]
+
+
+@pytest.mark.parametrize("order", ["commit first", "damage first"])
+def test_a_commit_waits_for_chunks_that_are_due_again(order):
+    incoming = Incoming(num_blocks=1)
+    incoming.ready(0)
+    if order == "commit first":
+        assert incoming.commit(1) == []
+    incoming.arrive(0, found=6)
+    if order == "damage first":
+        assert incoming.commit(1) == []
+    assert said(incoming.copy(1)) == [Ack(seq=1), Committed(transfer_id=incoming.id)]
+    assert incoming.ends == [None]
+
+
+def test_a_commit_that_waits_ends_with_a_second_wrong_digest():
+    incoming = Incoming(num_blocks=1)
+    incoming.ready(0)
+    incoming.commit(1)
+    incoming.arrive(0, found=6)
+    incoming.ready(1)
+    incoming.arrive(1, found=6)
+    assert incoming.ends == ["chunk digest differs"]
+    assert incoming.commit(1) == []
+
+
+@pytest.mark.parametrize(("announced", "num_blocks"), [(0, 2), (1, 2), (1, 1), (2, 1), (2, 3)])
+def test_a_commit_with_missing_chunks_or_of_another_length_aborts(announced, num_blocks):
+    incoming = Incoming()
+    for block in range(announced):
+        incoming.ready(block, first_block=block)
+    (abort,) = said(incoming.commit(num_blocks))
+    assert abort.reason == "commit with missing chunks"
+    assert incoming.ends == ["commit with missing chunks"]
+
+
+def test_a_second_commit_aborts_while_the_first_one_waits():
+    incoming = Incoming(num_blocks=1)
+    incoming.ready()
+    incoming.commit(1)
+    incoming.commit(1)
+    assert incoming.ends == ["committed twice"]
+
+
+def test_a_commit_after_the_end_is_nothing():
+    incoming = Incoming(num_blocks=1)
+    incoming.copy(0)
+    incoming.commit(1)
+    assert incoming.commit(1) == []
+    assert incoming.hear(Commit(transfer_id=b"nobody", num_blocks=1, first_tokens=())) == []
+    assert incoming.ends == [None]
+
+
+# ABORT
+
+
+def test_an_abort_is_answered_and_skips_chunks_that_have_no_grant():
+    incoming = Incoming(num_slots=1)
+    incoming.ready(0)
+    incoming.ready(1, first_block=1)
+    abort = Abort(transfer_id=incoming.id, reason="cancelled")
+    assert said(incoming.hear(abort)) == [abort]
+    assert incoming.ends == ["cancelled"]
+    assert said(incoming.arrive(0)) == [Ack(seq=0)]
+    assert incoming.lane.num_busy_slots == 0
+
+
+def test_an_abort_of_what_is_unknown_or_over_is_nothing():
+    incoming = Incoming()
+    abort = Abort(transfer_id=incoming.id, reason="cancelled")
+    incoming.hear(abort)
+    assert incoming.hear(abort) == []
+    assert incoming.hear(Abort(transfer_id=b"nobody", reason="")) == []
+    assert incoming.ends == ["cancelled"]
+
+
+def test_an_abort_forgets_blocks_that_are_due_again():
+    incoming = Incoming(num_blocks=1)
+    incoming.ready(0)
+    incoming.arrive(0, found=6)
+    incoming.lane.abort(incoming.transfer, "cancelled")
+    (abort,) = said(incoming.ready(1))
+    assert abort.reason == "unknown transfer"
+
+
+def test_a_lane_that_is_gone_ends_its_transfers_and_no_others():
+    incoming = Incoming()
+    others: list[str | None] = []
+    incoming.expect(num_tokens=4, ends=others)
+    incoming.ready()
+    incoming.lane.close("lane lost")
+    assert (incoming.ends, others) == (["lane lost"], [])
+
+
+# The sender
+
+
+class Outgoing:
+    """A sender with one transfer of num_blocks blocks, one block per chunk, all offered."""
+
+    def __init__(self, *, num_blocks: int = 2, num_slots: int = 2) -> None:
+        self.lane = LaneSender(num_slots=num_slots, slot_bytes=BLOCK, block_bytes=BLOCK)
+        self.num_blocks = num_blocks
+        self.ends: list[str | None] = []
+        self.transfer = self.begin(b"one", num_blocks=num_blocks, ends=self.ends)
+        self.offered = self.lane.offer(self.transfer, first_block=0, num_blocks=num_blocks)
+
+    def begin(self, transfer_id: bytes, *, num_blocks: int, ends=None) -> OutgoingTransfer:
+        on_end = (ends if ends is not None else []).append
+        lease = BlockPool(num_blocks).reserve(num_blocks)
+        return self.lane.begin(transfer_id, lease=lease, num_tokens=4 * num_blocks, on_end=on_end)
+
+    def send(self, seq: int) -> list[sender.Action]:
+        (ship,) = self.lane.handle(Grant(seq=seq))
+        assert ship.seq == seq
+        return self.lane.shipped(seq, digest=7)
+
+    def commit(self) -> list[sender.Action]:
+        commit = Commit(transfer_id=b"one", num_blocks=self.num_blocks, first_tokens=(FIRST,))
+        return self.lane.commit(self.transfer, commit)
+
+
+def blocks_done(actions) -> list[int]:
+    return [action.chunk.first_block for action in actions if isinstance(action, sender.Done)]
+
+
+def test_no_more_chunks_are_announced_than_there_are_slots():
+    outgoing = Outgoing(num_blocks=3, num_slots=2)
+    assert [ready.seq for ready in said(outgoing.offered)] == [0, 1]
+    outgoing.send(0)
+    (ready,) = said(outgoing.lane.handle(Ack(seq=0)))
+    assert (ready.seq, ready.first_block) == (2, 2)
+
+
+def test_a_commit_is_said_after_the_last_sent():
+    outgoing = Outgoing()
+    assert outgoing.commit() == []
+    outgoing.send(1)
+    sent, commit = said(outgoing.send(0))
+    assert (sent, commit.num_blocks) == (Sent(seq=0, digest=7), 2)
+    outgoing.lane.handle(Committed(transfer_id=b"one"))
+    assert outgoing.ends == [None]
+
+
+def test_a_chunk_without_a_digest_is_sent_as_zero():
+    outgoing = Outgoing()
+    outgoing.lane.handle(Grant(seq=0))
+    (sent,) = said(outgoing.lane.shipped(0, digest=None))
+    assert sent.digest == 0
+
+
+def test_a_refused_chunk_is_announced_again_before_the_others_and_stays_claimed():
+    outgoing = Outgoing(num_blocks=3, num_slots=1)
+    outgoing.send(0)
+    actions = outgoing.lane.handle(Nack(seq=0))
+    (ready,) = said(actions)
+    assert (ready.seq, ready.first_block) == (1, 0)
+    assert blocks_done(actions) == []
+    outgoing.send(1)
+    actions = outgoing.lane.handle(Ack(seq=1))
+    assert blocks_done(actions) == [0]
+    assert [ready.first_block for ready in said(actions)] == [1]
+
+
+def test_a_chunk_that_is_refused_after_the_commit_is_sent_again_and_committed_once():
+    outgoing = Outgoing(num_blocks=1)
+    outgoing.commit()
+    assert len(said(outgoing.send(0))) == 2
+    (ready,) = said(outgoing.lane.handle(Nack(seq=0)))
+    assert said(outgoing.send(ready.seq)) == [Sent(seq=1, digest=7)]
+    assert blocks_done(outgoing.lane.handle(Ack(seq=1))) == [0]
+    outgoing.lane.handle(Committed(transfer_id=b"one"))
+    assert outgoing.ends == [None]
+
+
+def test_a_commit_waits_for_a_chunk_that_was_refused_before_it():
+    outgoing = Outgoing(num_blocks=1)
+    outgoing.send(0)
+    outgoing.lane.handle(Nack(seq=0))
+    assert outgoing.commit() == []
+    assert len(said(outgoing.send(1))) == 2
+
+
+def test_a_chunk_that_is_refused_after_its_transfers_end_is_done():
+    outgoing = Outgoing(num_blocks=1)
+    outgoing.send(0)
+    outgoing.lane.abort(outgoing.transfer, "cancelled")
+    actions = outgoing.lane.handle(Nack(seq=0))
+    assert (blocks_done(actions), said(actions)) == ([0], [])
+
+
+def test_an_abort_lets_a_refused_chunk_go():
+    outgoing = Outgoing(num_blocks=2, num_slots=1)
+    outgoing.send(0)
+    outgoing.lane.handle(Nack(seq=0))
+    actions = outgoing.lane.handle(Abort(transfer_id=b"one", reason="cancelled"))
+    assert sorted(blocks_done(actions)) == [0, 1]
+    assert outgoing.ends == ["cancelled"]
+
+
+@pytest.mark.parametrize("message", [Ack(seq=0), Nack(seq=0), Ack(seq=9), Nack(seq=9)])
+@pytest.mark.parametrize("granted", [False, True])
+def test_an_answer_to_what_was_not_sent_ends_the_lane(message, granted):
+    outgoing = Outgoing()
+    if granted:
+        outgoing.lane.handle(Grant(seq=0))
     with pytest.raises(LaneProtocolError):
-        make_receiver(Inbox()).handle(message, now=0)
+        outgoing.lane.handle(message)
+
+
+def test_a_second_nack_of_the_same_blocks_ends_the_lane():
+    outgoing = Outgoing(num_blocks=1)
+    outgoing.send(0)
+    outgoing.lane.handle(Nack(seq=0))
+    outgoing.send(1)
+    with pytest.raises(LaneProtocolError):
+        outgoing.lane.handle(Nack(seq=1))
+
+
+def test_a_nack_that_is_repeated_ends_the_lane():
+    outgoing = Outgoing(num_blocks=1)
+    outgoing.send(0)
+    outgoing.lane.handle(Nack(seq=0))
+    with pytest.raises(LaneProtocolError):
+        outgoing.lane.handle(Nack(seq=0))
 
 
 def test_a_grant_that_was_not_asked_for_ends_the_lane():
-    lane = LaneSender(num_slots=1, slot_bytes=BLOCK, block_bytes=BLOCK)
+    outgoing = Outgoing(num_blocks=1)
     with pytest.raises(LaneProtocolError):
-        lane.handle(Grant(seq=0))
+        outgoing.lane.handle(Grant(seq=1))
+
+
+def test_a_grant_that_crosses_the_senders_abort_is_still_completed():
+    outgoing = Outgoing(num_blocks=1)
+    outgoing.lane.abort(outgoing.transfer, "cancelled")
+    assert said(outgoing.send(0)) == [Sent(seq=0, digest=7)]
+    assert blocks_done(outgoing.lane.handle(Ack(seq=0))) == [0]
+
+
+def test_a_grant_after_the_receivers_abort_ends_the_lane():
+    outgoing = Outgoing(num_blocks=1)
+    actions = outgoing.lane.handle(Abort(transfer_id=b"one", reason="cancelled"))
+    assert blocks_done(actions) == [0]
+    with pytest.raises(LaneProtocolError):
+        outgoing.lane.handle(Grant(seq=0))
+
+
+def test_two_open_transfers_with_one_id_are_refused():
+    outgoing = Outgoing()
+    with pytest.raises(LaneProtocolError):
+        outgoing.begin(b"one", num_blocks=1)
+    outgoing.lane.abort(outgoing.transfer, "cancelled")
+    outgoing.begin(b"one", num_blocks=1)
+
+
+@pytest.mark.parametrize("is_granted", [True, False])
+def test_an_announced_chunk_that_nobody_acknowledges_is_overdue(is_granted):
+    outgoing = Outgoing()
+    if is_granted:
+        outgoing.send(0)
+    # Its time begins when the watchdog first sees it.
+    assert not outgoing.lane.overdue(10)
+    assert not outgoing.lane.overdue(13.5)
+    assert outgoing.lane.overdue(13.6)
+
+
+def test_a_lane_that_is_gone_ends_transfers_and_lets_every_block_go():
+    outgoing = Outgoing(num_blocks=3, num_slots=2)
+    outgoing.send(0)
+    assert sorted(blocks_done(outgoing.lane.close("lane lost"))) == [0, 1, 2]
+    assert outgoing.ends == ["lane lost"]
 
 
 def test_transfers_take_turns_chunk_by_chunk():
-    lane = LaneSender(num_slots=3, slot_bytes=BLOCK, block_bytes=BLOCK)
-    pool = BlockPool(9)
-    long = lane.begin(b"long", lease=pool.reserve(6), on_end=lambda _: None)
-    short = lane.begin(b"short", lease=pool.reserve(1), on_end=lambda _: None)
-    said = lane.offer(long, first_block=0, num_blocks=6)
-    said += lane.offer(short, first_block=0, num_blocks=1)
-    assert [action.message.transfer_id for action in said] == [b"long"] * 3
-    (ship,) = lane.handle(Grant(seq=0))
-    lane.shipped(ship.seq, digest=0, now=0)
-    _, say = lane.handle(receiver.Ack(seq=0))
-    assert say.message.transfer_id == b"short" or lane._turns[0] is short
+    outgoing = Outgoing(num_blocks=6, num_slots=3)
+    short = outgoing.begin(b"short", num_blocks=1)
+    assert outgoing.lane.offer(short, first_block=0, num_blocks=1) == []
+    announced = []
+    for seq in range(3):
+        shipped = said(outgoing.send(seq))
+        announced += [message for message in shipped if isinstance(message, Ready)]
+        announced += said(outgoing.lane.handle(Ack(seq=seq)))
+    # Chunks 0 and 1 of the long one were announced before the short one came.
+    assert [ready.transfer_id for ready in announced] == [b"one", b"short", b"one"]
 
 
-class LaneMachine(RuleBasedStateMachine):
-    """Random transfers, aborts on both sides, any delivery order the streams allow."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.send_pool, self.receive_pool = BlockPool(12), BlockPool(12)
-        self.send_kv: dict[int, object] = {}
-        self.receive_kv: dict[int, object] = {}
-        self.inbox = Inbox()
-        self.receiver = make_receiver(self.inbox)
-        self.sender = LaneSender(num_slots=2, slot_bytes=2 * BLOCK, block_bytes=BLOCK)
-        self.to_receiver: deque = deque()
-        self.to_sender: deque = deque()
-        self.ships: deque[sender.Ship] = deque()
-        self.plane: deque[tuple[int, list[object]]] = deque()
-        self.slots: dict[int, tuple[int, list[object]]] = {}
-        self.posts: dict[int, int] = {}
-        self.copies: list[receiver.Copy] = []
-        self.open: list[dict] = []
-        self.closed: list[dict] = []
-        self.count = 0
-
-    def run_receiver(self, actions) -> None:
-        for action in actions:
-            if isinstance(action, receiver.Say):
-                self.to_sender.append(action.message)
-            elif isinstance(action, receiver.Post):
-                self.posts[action.seq] = action.slot
-            else:
-                self.copies.append(action)
-
-    def run_sender(self, actions) -> None:
-        for action in actions:
-            if isinstance(action, sender.Say):
-                self.to_receiver.append(action.message)
-            elif isinstance(action, sender.Ship):
-                self.ships.append(action)
-            else:
-                self.send_pool.end_read(action.chunk.block_ids)
-
-    @rule(num_blocks=st.integers(1, 5))
-    def start(self, num_blocks: int):
-        try:
-            receive_lease = self.receive_pool.reserve(num_blocks + 1)
-        except BlocksExhausted:
-            return
-        try:
-            send_lease = self.send_pool.reserve(num_blocks + 1)
-        except BlocksExhausted:
-            self.receive_pool.release(receive_lease)
-            return
-        record = {"n": num_blocks, "received": [], "sent": [], "offered": 0, "id": self.count}
-        self.count += 1
-        record["in"] = self.inbox.expect(
-            receive_lease, num_blocks=num_blocks, on_end=record["received"].append
-        )
-        record["out"] = self.sender.begin(
-            record["in"].transfer_id, lease=send_lease, on_end=record["sent"].append
-        )
-        record["leases"] = (send_lease, receive_lease)
-        self.open.append(record)
-
-    @precondition(lambda self: self.open)
-    @rule(data=st.data())
-    def compute(self, data):
-        record = data.draw(st.sampled_from(self.open))
-        left = record["n"] - record["offered"]
-        if not left or record["out"].ended:
-            return
-        count = data.draw(st.integers(1, left))
-        first = record["offered"]
-        lease = record["leases"][0]
-        block_ids = lease.block_ids[first : first + count]
-        self.send_pool.begin_write(lease, block_ids, writer="engine")
-        for offset, index in enumerate(block_ids):
-            self.send_kv[index] = (record["id"], first + offset)
-        self.send_pool.end_write(block_ids, writer="engine")
-        self.send_pool.begin_read(lease, block_ids)
-        record["offered"] += count
-        self.run_sender(self.sender.offer(record["out"], first_block=first, num_blocks=count))
-        if record["offered"] == record["n"]:
-            commit = Commit(
-                transfer_id=record["out"].transfer_id,
-                num_blocks=record["n"],
-                first_tokens=(FIRST,),
-            )
-            self.run_sender(self.sender.commit(record["out"], commit))
-
-    @precondition(lambda self: self.open)
-    @rule(data=st.data(), side=st.sampled_from(["sender", "receiver"]))
-    def cancel(self, data, side):
-        record = data.draw(st.sampled_from(self.open))
-        if side == "sender":
-            self.run_sender(self.sender.abort(record["out"], "cancelled"))
-        else:
-            self.run_receiver(self.receiver.abort(record["in"], "cancelled"))
-
-    @precondition(lambda self: self.to_receiver)
-    @rule()
-    def deliver_to_receiver(self):
-        self.run_receiver(self.receiver.handle(self.to_receiver.popleft(), now=0))
-
-    @precondition(lambda self: self.to_sender)
-    @rule()
-    def deliver_to_sender(self):
-        self.run_sender(self.sender.handle(self.to_sender.popleft()))
-
-    @precondition(lambda self: self.ships)
-    @rule()
-    def ship(self):
-        action = self.ships.popleft()
-        self.plane.append((action.seq, [self.send_kv[i] for i in action.chunk.block_ids]))
-        self.run_sender(self.sender.shipped(action.seq, digest=action.seq, now=0))
-
-    @precondition(lambda self: self.plane)
-    @rule()
-    def deliver_bytes(self):
-        seq, values = self.plane.popleft()
-        self.slots[self.posts.pop(seq)] = (seq, values)
-        self.run_receiver(self.receiver.bytes_arrived(seq, seq, now=0))
-
-    @precondition(lambda self: self.copies)
-    @rule(data=st.data())
-    def copy(self, data):
-        self.finish_copy(data.draw(st.sampled_from(self.copies)))
-
-    def finish_copy(self, action: receiver.Copy) -> None:
-        self.copies.remove(action)
-        lease = action.transfer.lease
-        block_ids = lease.block_ids[action.first_block : action.first_block + action.num_blocks]
-        seq, values = self.slots.pop(action.slot)
-        assert seq == action.seq
-        try:
-            self.receive_pool.begin_write(lease, block_ids, writer="lane")
-        except LeaseReleased:
-            pass
-        else:
-            self.receive_kv.update(zip(block_ids, values, strict=True))
-            self.receive_pool.end_write(block_ids, writer="lane")
-        self.run_receiver(self.receiver.copied(action.seq, now=0))
-
-    @rule()
-    def settle(self):
-        for record in [r for r in self.open if r["received"] or r["sent"]]:
-            send_lease, receive_lease = record["leases"]
-            if record["received"] == [None]:
-                got = [self.receive_kv[i] for i in receive_lease.block_ids[: record["n"]]]
-                assert got == [(record["id"], i) for i in range(record["n"])]
-            if record["received"]:
-                self.receive_pool.release(receive_lease)
-            if record["sent"]:
-                self.send_pool.release(send_lease)
-            if record["received"] and record["sent"]:
-                self.open.remove(record)
-                self.closed.append(record)
-
-    @invariant()
-    def a_transfer_ends_once_on_each_side(self):
-        for record in self.open + self.closed:
-            assert len(record["received"]) <= 1
-            assert len(record["sent"]) <= 1
-
-    @invariant()
-    def granted_chunks_fit_the_ring(self):
-        assert self.receiver.num_busy_slots <= 2
-
-    def teardown(self):
-        for record in self.open:
-            self.run_sender(self.sender.abort(record["out"], "end"))
-        while self.to_receiver or self.to_sender or self.ships or self.plane or self.copies:
-            for queue, act in (
-                (self.to_receiver, self.deliver_to_receiver),
-                (self.to_sender, self.deliver_to_sender),
-                (self.ships, self.ship),
-                (self.plane, self.deliver_bytes),
-            ):
-                if queue:
-                    act()
-            while self.copies:
-                self.finish_copy(self.copies[-1])
-        self.settle()
-        # What the receiver had no READY for stays expected until its servicer gives up.
-        for record in self.open:
-            if not record["received"]:
-                self.run_receiver(self.receiver.abort(record["in"], "end"))
-        self.settle()
-        assert not self.open
-        assert len(self.inbox) == 0
-        assert self.receiver.num_busy_slots == 0
-        for pool in (self.send_pool, self.receive_pool):
-            assert pool.counts().available == pool.num_blocks
+# The wire
 
 
-TestLaneMachine = LaneMachine.TestCase
-TestLaneMachine.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+@pytest.mark.parametrize(
+    "message",
+    [Grant(seq=3), Ack(seq=2**63), Nack(seq=5), Committed(transfer_id=b"t")],
+)
+def test_a_receivers_message_survives_the_wire(message):
+    assert receiver_message_from_pb(receiver_message_to_pb(message)) == message
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        READY,
+        Sent(seq=3, digest=2**64 - 1),
+        Commit(transfer_id=b"t", num_blocks=2, first_tokens=(FIRST,)),
+        Abort(transfer_id=b"t", reason="why"),
+    ],
+)
+def test_a_senders_message_survives_the_wire(message):
+    assert sender_message_from_pb(sender_message_to_pb(message)) == message

@@ -37,13 +37,29 @@ class RegisterRequest(_message.Message):
     def __init__(self, registration: _Optional[_Union[Registration, _Mapping]] = ..., status: _Optional[_Union[NodeStatus, _Mapping]] = ...) -> None: ...
 
 class RegisterResponse(_message.Message):
-    __slots__ = ("membership",)
+    __slots__ = ("membership", "drain")
     MEMBERSHIP_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_FIELD_NUMBER: _ClassVar[int]
     membership: Membership
-    def __init__(self, membership: _Optional[_Union[Membership, _Mapping]] = ...) -> None: ...
+    drain: Drain
+    def __init__(self, membership: _Optional[_Union[Membership, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ...) -> None: ...
+
+class Drain(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class DrainNodeRequest(_message.Message):
+    __slots__ = ("node_id",)
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    def __init__(self, node_id: _Optional[str] = ...) -> None: ...
+
+class DrainNodeResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class Registration(_message.Message):
-    __slots__ = ("protocol_version", "node", "role", "address", "layout", "num_blocks", "max_model_len", "max_running")
+    __slots__ = ("protocol_version", "node", "role", "address", "layout", "num_blocks", "max_model_len", "max_running", "step_budget_ms")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -52,6 +68,7 @@ class Registration(_message.Message):
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
     MAX_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    STEP_BUDGET_MS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     node: _types_pb2.NodeRef
     role: NodeRole
@@ -60,10 +77,11 @@ class Registration(_message.Message):
     num_blocks: int
     max_model_len: int
     max_running: int
-    def __init__(self, protocol_version: _Optional[int] = ..., node: _Optional[_Union[_types_pb2.NodeRef, _Mapping]] = ..., role: _Optional[_Union[NodeRole, str]] = ..., address: _Optional[str] = ..., layout: _Optional[_Union[_types_pb2.KvLayout, _Mapping]] = ..., num_blocks: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_running: _Optional[int] = ...) -> None: ...
+    step_budget_ms: float
+    def __init__(self, protocol_version: _Optional[int] = ..., node: _Optional[_Union[_types_pb2.NodeRef, _Mapping]] = ..., role: _Optional[_Union[NodeRole, str]] = ..., address: _Optional[str] = ..., layout: _Optional[_Union[_types_pb2.KvLayout, _Mapping]] = ..., num_blocks: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_running: _Optional[int] = ..., step_budget_ms: _Optional[float] = ...) -> None: ...
 
 class NodeStatus(_message.Message):
-    __slots__ = ("seq", "state", "available_blocks", "num_running", "num_queued", "queued_tokens", "step", "step_age", "loaded_percent")
+    __slots__ = ("seq", "state", "available_blocks", "num_running", "num_queued", "queued_tokens", "step", "step_age", "loaded_percent", "step_predicted", "cost_profile", "decode_context", "num_decoding")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     AVAILABLE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -73,6 +91,10 @@ class NodeStatus(_message.Message):
     STEP_FIELD_NUMBER: _ClassVar[int]
     STEP_AGE_FIELD_NUMBER: _ClassVar[int]
     LOADED_PERCENT_FIELD_NUMBER: _ClassVar[int]
+    STEP_PREDICTED_FIELD_NUMBER: _ClassVar[int]
+    COST_PROFILE_FIELD_NUMBER: _ClassVar[int]
+    DECODE_CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    NUM_DECODING_FIELD_NUMBER: _ClassVar[int]
     seq: int
     state: NodeState
     available_blocks: int
@@ -82,7 +104,25 @@ class NodeStatus(_message.Message):
     step: int
     step_age: _duration_pb2.Duration
     loaded_percent: int
-    def __init__(self, seq: _Optional[int] = ..., state: _Optional[_Union[NodeState, str]] = ..., available_blocks: _Optional[int] = ..., num_running: _Optional[int] = ..., num_queued: _Optional[int] = ..., queued_tokens: _Optional[int] = ..., step: _Optional[int] = ..., step_age: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., loaded_percent: _Optional[int] = ...) -> None: ...
+    step_predicted: _duration_pb2.Duration
+    cost_profile: CostProfile
+    decode_context: int
+    num_decoding: int
+    def __init__(self, seq: _Optional[int] = ..., state: _Optional[_Union[NodeState, str]] = ..., available_blocks: _Optional[int] = ..., num_running: _Optional[int] = ..., num_queued: _Optional[int] = ..., queued_tokens: _Optional[int] = ..., step: _Optional[int] = ..., step_age: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., loaded_percent: _Optional[int] = ..., step_predicted: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., cost_profile: _Optional[_Union[CostProfile, _Mapping]] = ..., decode_context: _Optional[int] = ..., num_decoding: _Optional[int] = ...) -> None: ...
+
+class CostProfile(_message.Message):
+    __slots__ = ("base_ms", "decode_row_ms", "prefill_token_ms", "decode_context_ms", "prefill_context_ms")
+    BASE_MS_FIELD_NUMBER: _ClassVar[int]
+    DECODE_ROW_MS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_TOKEN_MS_FIELD_NUMBER: _ClassVar[int]
+    DECODE_CONTEXT_MS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_CONTEXT_MS_FIELD_NUMBER: _ClassVar[int]
+    base_ms: float
+    decode_row_ms: float
+    prefill_token_ms: float
+    decode_context_ms: float
+    prefill_context_ms: float
+    def __init__(self, base_ms: _Optional[float] = ..., decode_row_ms: _Optional[float] = ..., prefill_token_ms: _Optional[float] = ..., decode_context_ms: _Optional[float] = ..., prefill_context_ms: _Optional[float] = ...) -> None: ...
 
 class Membership(_message.Message):
     __slots__ = ("version", "members")

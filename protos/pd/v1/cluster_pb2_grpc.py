@@ -44,6 +44,11 @@ class ClusterServiceStub(object):
                 request_serializer=protos_dot_pd_dot_v1_dot_cluster__pb2.ListNodesRequest.SerializeToString,
                 response_deserializer=protos_dot_pd_dot_v1_dot_cluster__pb2.ListNodesResponse.FromString,
                 _registered_method=True)
+        self.DrainNode = channel.unary_unary(
+                '/pd.v1.ClusterService/DrainNode',
+                request_serializer=protos_dot_pd_dot_v1_dot_cluster__pb2.DrainNodeRequest.SerializeToString,
+                response_deserializer=protos_dot_pd_dot_v1_dot_cluster__pb2.DrainNodeResponse.FromString,
+                _registered_method=True)
 
 
 class ClusterServiceServicer(object):
@@ -64,6 +69,13 @@ class ClusterServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DrainNode(self, request, context):
+        """Tells a node to stop: it gets nothing new, what runs there ends or moves, its process exits.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ClusterServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -76,6 +88,11 @@ def add_ClusterServiceServicer_to_server(servicer, server):
                     servicer.ListNodes,
                     request_deserializer=protos_dot_pd_dot_v1_dot_cluster__pb2.ListNodesRequest.FromString,
                     response_serializer=protos_dot_pd_dot_v1_dot_cluster__pb2.ListNodesResponse.SerializeToString,
+            ),
+            'DrainNode': grpc.unary_unary_rpc_method_handler(
+                    servicer.DrainNode,
+                    request_deserializer=protos_dot_pd_dot_v1_dot_cluster__pb2.DrainNodeRequest.FromString,
+                    response_serializer=protos_dot_pd_dot_v1_dot_cluster__pb2.DrainNodeResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -132,6 +149,33 @@ class ClusterService(object):
             '/pd.v1.ClusterService/ListNodes',
             protos_dot_pd_dot_v1_dot_cluster__pb2.ListNodesRequest.SerializeToString,
             protos_dot_pd_dot_v1_dot_cluster__pb2.ListNodesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DrainNode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pd.v1.ClusterService/DrainNode',
+            protos_dot_pd_dot_v1_dot_cluster__pb2.DrainNodeRequest.SerializeToString,
+            protos_dot_pd_dot_v1_dot_cluster__pb2.DrainNodeResponse.FromString,
             options,
             channel_credentials,
             insecure,

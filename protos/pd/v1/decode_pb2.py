@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from protos.pd.v1 import types_pb2 as protos_dot_pd_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19protos/pd/v1/decode.proto\x12\x05pd.v1\x1a\x18protos/pd/v1/types.proto\"z\n\rDecodeRequest\x12 \n\x05start\x18\x01 \x01(\x0b\x32\x0f.pd.v1.SequenceH\x00\x12\x1f\n\x06remote\x18\x02 \x01(\x0b\x32\r.pd.v1.RemoteH\x00\x12\x1d\n\x05local\x18\x03 \x01(\x0b\x32\x0c.pd.v1.LocalH\x00\x42\x07\n\x05\x65vent\")\n\x06Remote\x12\x1f\n\x07prefill\x18\x01 \x01(\x0b\x32\x0e.pd.v1.NodeRef\"\x17\n\x05Local\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\x82\x01\n\x0e\x44\x65\x63odeResponse\x12#\n\x08reserved\x18\x01 \x01(\x0b\x32\x0f.pd.v1.ReservedH\x00\x12\x1f\n\x06sealed\x18\x02 \x01(\x0b\x32\r.pd.v1.SealedH\x00\x12!\n\x06tokens\x18\x03 \x01(\x0b\x32\x0f.pd.v1.TokenRunH\x00\x42\x07\n\x05\x65vent\"W\n\x08Reserved\x12\x1d\n\x06target\x18\x01 \x01(\x0b\x32\r.pd.v1.Target\x12\x18\n\x10\x61vailable_blocks\x18\x02 \x01(\r\x12\x12\n\nstatus_seq\x18\x03 \x01(\x04\"\'\n\x06Sealed\x12\x1d\n\x04runs\x18\x01 \x03(\x0b\x32\x0f.pd.v1.TokenRun2J\n\rDecodeService\x12\x39\n\x06\x44\x65\x63ode\x12\x14.pd.v1.DecodeRequest\x1a\x15.pd.v1.DecodeResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19protos/pd/v1/decode.proto\x12\x05pd.v1\x1a\x18protos/pd/v1/types.proto\"z\n\rDecodeRequest\x12 \n\x05start\x18\x01 \x01(\x0b\x32\x0f.pd.v1.SequenceH\x00\x12\x1f\n\x06remote\x18\x02 \x01(\x0b\x32\r.pd.v1.RemoteH\x00\x12\x1d\n\x05local\x18\x03 \x01(\x0b\x32\x0c.pd.v1.LocalH\x00\x42\x07\n\x05\x65vent\")\n\x06Remote\x12\x1f\n\x07prefill\x18\x01 \x01(\x0b\x32\x0e.pd.v1.NodeRef\"\x17\n\x05Local\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\xb4\x01\n\x0e\x44\x65\x63odeResponse\x12#\n\x08reserved\x18\x01 \x01(\x0b\x32\x0f.pd.v1.ReservedH\x00\x12\x1f\n\x06sealed\x18\x02 \x01(\x0b\x32\r.pd.v1.SealedH\x00\x12!\n\x06tokens\x18\x03 \x01(\x0b\x32\x0f.pd.v1.TokenRunH\x00\x12\x30\n\x0fprompt_logprobs\x18\x04 \x01(\x0b\x32\x15.pd.v1.PromptLogprobsH\x00\x42\x07\n\x05\x65vent\"W\n\x08Reserved\x12\x1d\n\x06target\x18\x01 \x01(\x0b\x32\r.pd.v1.Target\x12\x18\n\x10\x61vailable_blocks\x18\x02 \x01(\r\x12\x12\n\nstatus_seq\x18\x03 \x01(\x04\"\'\n\x06Sealed\x12\x1d\n\x04runs\x18\x01 \x03(\x0b\x32\x0f.pd.v1.TokenRun2J\n\rDecodeService\x12\x39\n\x06\x44\x65\x63ode\x12\x14.pd.v1.DecodeRequest\x1a\x15.pd.v1.DecodeResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,11 +39,11 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LOCAL']._serialized_start=229
   _globals['_LOCAL']._serialized_end=252
   _globals['_DECODERESPONSE']._serialized_start=255
-  _globals['_DECODERESPONSE']._serialized_end=385
-  _globals['_RESERVED']._serialized_start=387
-  _globals['_RESERVED']._serialized_end=474
-  _globals['_SEALED']._serialized_start=476
-  _globals['_SEALED']._serialized_end=515
-  _globals['_DECODESERVICE']._serialized_start=517
-  _globals['_DECODESERVICE']._serialized_end=591
+  _globals['_DECODERESPONSE']._serialized_end=435
+  _globals['_RESERVED']._serialized_start=437
+  _globals['_RESERVED']._serialized_end=524
+  _globals['_SEALED']._serialized_start=526
+  _globals['_SEALED']._serialized_end=565
+  _globals['_DECODESERVICE']._serialized_start=567
+  _globals['_DECODESERVICE']._serialized_end=641
 # @@protoc_insertion_point(module_scope)

@@ -29,14 +29,16 @@ class Local(_message.Message):
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class DecodeResponse(_message.Message):
-    __slots__ = ("reserved", "sealed", "tokens")
+    __slots__ = ("reserved", "sealed", "tokens", "prompt_logprobs")
     RESERVED_FIELD_NUMBER: _ClassVar[int]
     SEALED_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     reserved: Reserved
     sealed: Sealed
     tokens: _types_pb2.TokenRun
-    def __init__(self, reserved: _Optional[_Union[Reserved, _Mapping]] = ..., sealed: _Optional[_Union[Sealed, _Mapping]] = ..., tokens: _Optional[_Union[_types_pb2.TokenRun, _Mapping]] = ...) -> None: ...
+    prompt_logprobs: _types_pb2.PromptLogprobs
+    def __init__(self, reserved: _Optional[_Union[Reserved, _Mapping]] = ..., sealed: _Optional[_Union[Sealed, _Mapping]] = ..., tokens: _Optional[_Union[_types_pb2.TokenRun, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[_types_pb2.PromptLogprobs, _Mapping]] = ...) -> None: ...
 
 class Reserved(_message.Message):
     __slots__ = ("target", "available_blocks", "status_seq")

@@ -26,35 +26,59 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from protos.pd.v1 import types_pb2 as protos_dot_pd_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dprotos/pd/v1/generation.proto\x12\x05pd.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x18protos/pd/v1/types.proto\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"4\n\x0c\x43hatMessages\x12$\n\x08messages\x18\x01 \x03(\x0b\x32\x12.pd.v1.ChatMessage\"\xea\x02\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12$\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x0f.pd.v1.TokenIdsH\x00\x12#\n\x04\x63hat\x18\x05 \x01(\x0b\x32\x13.pd.v1.ChatMessagesH\x00\x12\'\n\x08sampling\x18\x06 \x01(\x0b\x32\x15.pd.v1.SamplingParams\x12#\n\x04stop\x18\x07 \x01(\x0b\x32\x15.pd.v1.StopConditions\x12\t\n\x01n\x18\x08 \x01(\r\x12\x15\n\x08logprobs\x18\t \x01(\rH\x01\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\n \x01(\rH\x02\x88\x01\x01\x12\x10\n\x08priority\x18\x0b \x01(\x05\x12\x0e\n\x06tenant\x18\x0c \x01(\tB\x08\n\x06promptB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"\x87\x01\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\'\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x16.pd.v1.GenerationDeltaH\x00\x12-\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x19.pd.v1.GenerationFinishedH\x00\x42\x07\n\x05\x65vent\"\x7f\n\x0fGenerationDelta\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\x10\n\x08position\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x0c\n\x04text\x18\x04 \x01(\t\x12)\n\x08logprobs\x18\x05 \x03(\x0b\x32\x17.pd.v1.PositionLogprobs\"~\n\x0c\x43hoiceFinish\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12#\n\x06reason\x18\x02 \x01(\x0e\x32\x13.pd.v1.FinishReason\x12\x15\n\x0bstop_string\x18\x03 \x01(\tH\x00\x12\x17\n\rstop_token_id\x18\x04 \x01(\rH\x00\x42\t\n\x07matched\"O\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x18\n\x10generated_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"\xe5\x02\n\x06Timing\x12(\n\x05queue\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12*\n\x07reserve\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12*\n\x07prefill\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12+\n\x08transfer\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12.\n\x0bhandoff_gap\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12)\n\x06\x64\x65\x63ode\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\'\n\x04ttft\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12(\n\x05total\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xed\x01\n\x12GenerationFinished\x12$\n\x07\x63hoices\x18\x01 \x03(\x0b\x32\x13.pd.v1.ChoiceFinish\x12\x1b\n\x05usage\x18\x02 \x01(\x0b\x32\x0c.pd.v1.Usage\x12\x0c\n\x04seed\x18\x03 \x01(\x04\x12\"\n\tserved_as\x18\x04 \x01(\x0e\x32\x0f.pd.v1.ServedAs\x12\x18\n\x10served_as_reason\x18\x05 \x01(\t\x12\x14\n\x0cprefill_node\x18\x06 \x01(\t\x12\x13\n\x0b\x64\x65\x63ode_node\x18\x07 \x01(\t\x12\x1d\n\x06timing\x18\x08 \x01(\x0b\x32\r.pd.v1.Timing*n\n\x08ServedAs\x12\x19\n\x15SERVED_AS_UNSPECIFIED\x10\x00\x12\x1b\n\x17SERVED_AS_DISAGGREGATED\x10\x01\x12\x13\n\x0fSERVED_AS_LOCAL\x10\x02\x12\x15\n\x11SERVED_AS_RESUMED\x10\x03\x32R\n\x11GenerationService\x12=\n\x08Generate\x12\x16.pd.v1.GenerateRequest\x1a\x17.pd.v1.GenerateResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dprotos/pd/v1/generation.proto\x12\x05pd.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x18protos/pd/v1/types.proto\"_\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12#\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x13.pd.v1.ChatMessagesH\x00\x42\x08\n\x06prompt\"%\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"5\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x11\n\x0fGetModelRequest\"\x8d\x01\n\x10GetModelResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nvocab_size\x18\x02 \x01(\r\x12\x15\n\rmax_model_len\x18\x03 \x01(\r\x12\x19\n\x11has_chat_template\x18\x04 \x01(\x08\x12$\n\x06limits\x18\x05 \x01(\x0b\x32\x14.pd.v1.RequestLimits\"\xc2\x01\n\rRequestLimits\x12\x13\n\x0bmax_choices\x18\x01 \x01(\r\x12\x14\n\x0cmax_logprobs\x18\x02 \x01(\r\x12\x18\n\x10max_stop_strings\x18\x03 \x01(\r\x12\x1d\n\x15max_stop_string_bytes\x18\x04 \x01(\r\x12\x1a\n\x12max_stop_token_ids\x18\x05 \x01(\r\x12\x16\n\x0emax_logit_bias\x18\x06 \x01(\r\x12\x19\n\x11max_message_bytes\x18\x07 \x01(\r\"$\n\x0e\x45xplainRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"_\n\x0f\x45xplainResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\nis_running\x18\x02 \x01(\x08\x12$\n\x06\x65vents\x18\x03 \x03(\x0b\x32\x14.pd.v1.TimelineEvent\"\xa8\x01\n\rTimelineEvent\x12%\n\x02\x61t\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0c\n\x04what\x18\x02 \x01(\t\x12\x32\n\x07\x64\x65tails\x18\x03 \x03(\x0b\x32!.pd.v1.TimelineEvent.DetailsEntry\x1a.\n\x0c\x44\x65tailsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"4\n\x0c\x43hatMessages\x12$\n\x08messages\x18\x01 \x03(\x0b\x32\x12.pd.v1.ChatMessage\"\xea\x02\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12$\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x0f.pd.v1.TokenIdsH\x00\x12#\n\x04\x63hat\x18\x05 \x01(\x0b\x32\x13.pd.v1.ChatMessagesH\x00\x12\'\n\x08sampling\x18\x06 \x01(\x0b\x32\x15.pd.v1.SamplingParams\x12#\n\x04stop\x18\x07 \x01(\x0b\x32\x15.pd.v1.StopConditions\x12\t\n\x01n\x18\x08 \x01(\r\x12\x15\n\x08logprobs\x18\t \x01(\rH\x01\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\n \x01(\rH\x02\x88\x01\x01\x12\x10\n\x08priority\x18\x0b \x01(\x05\x12\x0e\n\x06tenant\x18\x0c \x01(\tB\x08\n\x06promptB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"\xb9\x01\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\'\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x16.pd.v1.GenerationDeltaH\x00\x12-\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x19.pd.v1.GenerationFinishedH\x00\x12\x30\n\x0fprompt_logprobs\x18\x04 \x01(\x0b\x32\x15.pd.v1.PromptLogprobsH\x00\x42\x07\n\x05\x65vent\"\x7f\n\x0fGenerationDelta\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\x10\n\x08position\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x0c\n\x04text\x18\x04 \x01(\t\x12)\n\x08logprobs\x18\x05 \x03(\x0b\x32\x17.pd.v1.PositionLogprobs\"~\n\x0c\x43hoiceFinish\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12#\n\x06reason\x18\x02 \x01(\x0e\x32\x13.pd.v1.FinishReason\x12\x15\n\x0bstop_string\x18\x03 \x01(\tH\x00\x12\x17\n\rstop_token_id\x18\x04 \x01(\rH\x00\x42\t\n\x07matched\"O\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x18\n\x10generated_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"\xe5\x02\n\x06Timing\x12(\n\x05queue\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12*\n\x07reserve\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12*\n\x07prefill\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12+\n\x08transfer\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12.\n\x0bhandoff_gap\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12)\n\x06\x64\x65\x63ode\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\'\n\x04ttft\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12(\n\x05total\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x83\x02\n\x12GenerationFinished\x12$\n\x07\x63hoices\x18\x01 \x03(\x0b\x32\x13.pd.v1.ChoiceFinish\x12\x1b\n\x05usage\x18\x02 \x01(\x0b\x32\x0c.pd.v1.Usage\x12\x0c\n\x04seed\x18\x03 \x01(\x04\x12\"\n\tserved_as\x18\x04 \x01(\x0e\x32\x0f.pd.v1.ServedAs\x12\x18\n\x10served_as_reason\x18\x05 \x01(\t\x12\x14\n\x0cprefill_node\x18\x06 \x01(\t\x12\x13\n\x0b\x64\x65\x63ode_node\x18\x07 \x01(\t\x12\x1d\n\x06timing\x18\x08 \x01(\x0b\x32\r.pd.v1.Timing\x12\x14\n\x0cnum_restarts\x18\t \x01(\r*n\n\x08ServedAs\x12\x19\n\x15SERVED_AS_UNSPECIFIED\x10\x00\x12\x1b\n\x17SERVED_AS_DISAGGREGATED\x10\x01\x12\x13\n\x0fSERVED_AS_LOCAL\x10\x02\x12\x15\n\x11SERVED_AS_RESUMED\x10\x03\x32\xc9\x02\n\x11GenerationService\x12=\n\x08Generate\x12\x16.pd.v1.GenerateRequest\x1a\x17.pd.v1.GenerateResponse0\x01\x12;\n\x08Tokenize\x12\x16.pd.v1.TokenizeRequest\x1a\x17.pd.v1.TokenizeResponse\x12\x41\n\nDetokenize\x12\x18.pd.v1.DetokenizeRequest\x1a\x19.pd.v1.DetokenizeResponse\x12;\n\x08GetModel\x12\x16.pd.v1.GetModelRequest\x1a\x17.pd.v1.GetModelResponse\x12\x38\n\x07\x45xplain\x12\x15.pd.v1.ExplainRequest\x1a\x16.pd.v1.ExplainResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.pd.v1.generation_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SERVEDAS']._serialized_start=1664
-  _globals['_SERVEDAS']._serialized_end=1774
-  _globals['_TOKENIDS']._serialized_start=98
-  _globals['_TOKENIDS']._serialized_end=121
-  _globals['_CHATMESSAGE']._serialized_start=123
-  _globals['_CHATMESSAGE']._serialized_end=167
-  _globals['_CHATMESSAGES']._serialized_start=169
-  _globals['_CHATMESSAGES']._serialized_end=221
-  _globals['_GENERATEREQUEST']._serialized_start=224
-  _globals['_GENERATEREQUEST']._serialized_end=586
-  _globals['_GENERATERESPONSE']._serialized_start=589
-  _globals['_GENERATERESPONSE']._serialized_end=724
-  _globals['_GENERATIONDELTA']._serialized_start=726
-  _globals['_GENERATIONDELTA']._serialized_end=853
-  _globals['_CHOICEFINISH']._serialized_start=855
-  _globals['_CHOICEFINISH']._serialized_end=981
-  _globals['_USAGE']._serialized_start=983
-  _globals['_USAGE']._serialized_end=1062
-  _globals['_TIMING']._serialized_start=1065
-  _globals['_TIMING']._serialized_end=1422
-  _globals['_GENERATIONFINISHED']._serialized_start=1425
-  _globals['_GENERATIONFINISHED']._serialized_end=1662
-  _globals['_GENERATIONSERVICE']._serialized_start=1776
-  _globals['_GENERATIONSERVICE']._serialized_end=1858
+  _globals['_TIMELINEEVENT_DETAILSENTRY']._loaded_options = None
+  _globals['_TIMELINEEVENT_DETAILSENTRY']._serialized_options = b'8\001'
+  _globals['_SERVEDAS']._serialized_start=2629
+  _globals['_SERVEDAS']._serialized_end=2739
+  _globals['_TOKENIZEREQUEST']._serialized_start=98
+  _globals['_TOKENIZEREQUEST']._serialized_end=193
+  _globals['_TOKENIZERESPONSE']._serialized_start=195
+  _globals['_TOKENIZERESPONSE']._serialized_end=232
+  _globals['_DETOKENIZEREQUEST']._serialized_start=234
+  _globals['_DETOKENIZEREQUEST']._serialized_end=287
+  _globals['_DETOKENIZERESPONSE']._serialized_start=289
+  _globals['_DETOKENIZERESPONSE']._serialized_end=323
+  _globals['_GETMODELREQUEST']._serialized_start=325
+  _globals['_GETMODELREQUEST']._serialized_end=342
+  _globals['_GETMODELRESPONSE']._serialized_start=345
+  _globals['_GETMODELRESPONSE']._serialized_end=486
+  _globals['_REQUESTLIMITS']._serialized_start=489
+  _globals['_REQUESTLIMITS']._serialized_end=683
+  _globals['_EXPLAINREQUEST']._serialized_start=685
+  _globals['_EXPLAINREQUEST']._serialized_end=721
+  _globals['_EXPLAINRESPONSE']._serialized_start=723
+  _globals['_EXPLAINRESPONSE']._serialized_end=818
+  _globals['_TIMELINEEVENT']._serialized_start=821
+  _globals['_TIMELINEEVENT']._serialized_end=989
+  _globals['_TIMELINEEVENT_DETAILSENTRY']._serialized_start=943
+  _globals['_TIMELINEEVENT_DETAILSENTRY']._serialized_end=989
+  _globals['_TOKENIDS']._serialized_start=991
+  _globals['_TOKENIDS']._serialized_end=1014
+  _globals['_CHATMESSAGE']._serialized_start=1016
+  _globals['_CHATMESSAGE']._serialized_end=1060
+  _globals['_CHATMESSAGES']._serialized_start=1062
+  _globals['_CHATMESSAGES']._serialized_end=1114
+  _globals['_GENERATEREQUEST']._serialized_start=1117
+  _globals['_GENERATEREQUEST']._serialized_end=1479
+  _globals['_GENERATERESPONSE']._serialized_start=1482
+  _globals['_GENERATERESPONSE']._serialized_end=1667
+  _globals['_GENERATIONDELTA']._serialized_start=1669
+  _globals['_GENERATIONDELTA']._serialized_end=1796
+  _globals['_CHOICEFINISH']._serialized_start=1798
+  _globals['_CHOICEFINISH']._serialized_end=1924
+  _globals['_USAGE']._serialized_start=1926
+  _globals['_USAGE']._serialized_end=2005
+  _globals['_TIMING']._serialized_start=2008
+  _globals['_TIMING']._serialized_end=2365
+  _globals['_GENERATIONFINISHED']._serialized_start=2368
+  _globals['_GENERATIONFINISHED']._serialized_end=2627
+  _globals['_GENERATIONSERVICE']._serialized_start=2742
+  _globals['_GENERATIONSERVICE']._serialized_end=3071
 # @@protoc_insertion_point(module_scope)

@@ -39,6 +39,26 @@ class GenerationServiceStub(object):
                 request_serializer=protos_dot_pd_dot_v1_dot_generation__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=protos_dot_pd_dot_v1_dot_generation__pb2.GenerateResponse.FromString,
                 _registered_method=True)
+        self.Tokenize = channel.unary_unary(
+                '/pd.v1.GenerationService/Tokenize',
+                request_serializer=protos_dot_pd_dot_v1_dot_generation__pb2.TokenizeRequest.SerializeToString,
+                response_deserializer=protos_dot_pd_dot_v1_dot_generation__pb2.TokenizeResponse.FromString,
+                _registered_method=True)
+        self.Detokenize = channel.unary_unary(
+                '/pd.v1.GenerationService/Detokenize',
+                request_serializer=protos_dot_pd_dot_v1_dot_generation__pb2.DetokenizeRequest.SerializeToString,
+                response_deserializer=protos_dot_pd_dot_v1_dot_generation__pb2.DetokenizeResponse.FromString,
+                _registered_method=True)
+        self.GetModel = channel.unary_unary(
+                '/pd.v1.GenerationService/GetModel',
+                request_serializer=protos_dot_pd_dot_v1_dot_generation__pb2.GetModelRequest.SerializeToString,
+                response_deserializer=protos_dot_pd_dot_v1_dot_generation__pb2.GetModelResponse.FromString,
+                _registered_method=True)
+        self.Explain = channel.unary_unary(
+                '/pd.v1.GenerationService/Explain',
+                request_serializer=protos_dot_pd_dot_v1_dot_generation__pb2.ExplainRequest.SerializeToString,
+                response_deserializer=protos_dot_pd_dot_v1_dot_generation__pb2.ExplainResponse.FromString,
+                _registered_method=True)
 
 
 class GenerationServiceServicer(object):
@@ -52,6 +72,31 @@ class GenerationServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Tokenize(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Detokenize(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetModel(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Explain(self, request, context):
+        """What happened to a request that runs or has ended not long ago.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_GenerationServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -59,6 +104,26 @@ def add_GenerationServiceServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=protos_dot_pd_dot_v1_dot_generation__pb2.GenerateRequest.FromString,
                     response_serializer=protos_dot_pd_dot_v1_dot_generation__pb2.GenerateResponse.SerializeToString,
+            ),
+            'Tokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Tokenize,
+                    request_deserializer=protos_dot_pd_dot_v1_dot_generation__pb2.TokenizeRequest.FromString,
+                    response_serializer=protos_dot_pd_dot_v1_dot_generation__pb2.TokenizeResponse.SerializeToString,
+            ),
+            'Detokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Detokenize,
+                    request_deserializer=protos_dot_pd_dot_v1_dot_generation__pb2.DetokenizeRequest.FromString,
+                    response_serializer=protos_dot_pd_dot_v1_dot_generation__pb2.DetokenizeResponse.SerializeToString,
+            ),
+            'GetModel': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetModel,
+                    request_deserializer=protos_dot_pd_dot_v1_dot_generation__pb2.GetModelRequest.FromString,
+                    response_serializer=protos_dot_pd_dot_v1_dot_generation__pb2.GetModelResponse.SerializeToString,
+            ),
+            'Explain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Explain,
+                    request_deserializer=protos_dot_pd_dot_v1_dot_generation__pb2.ExplainRequest.FromString,
+                    response_serializer=protos_dot_pd_dot_v1_dot_generation__pb2.ExplainResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -88,6 +153,114 @@ class GenerationService(object):
             '/pd.v1.GenerationService/Generate',
             protos_dot_pd_dot_v1_dot_generation__pb2.GenerateRequest.SerializeToString,
             protos_dot_pd_dot_v1_dot_generation__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Tokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pd.v1.GenerationService/Tokenize',
+            protos_dot_pd_dot_v1_dot_generation__pb2.TokenizeRequest.SerializeToString,
+            protos_dot_pd_dot_v1_dot_generation__pb2.TokenizeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Detokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pd.v1.GenerationService/Detokenize',
+            protos_dot_pd_dot_v1_dot_generation__pb2.DetokenizeRequest.SerializeToString,
+            protos_dot_pd_dot_v1_dot_generation__pb2.DetokenizeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetModel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pd.v1.GenerationService/GetModel',
+            protos_dot_pd_dot_v1_dot_generation__pb2.GetModelRequest.SerializeToString,
+            protos_dot_pd_dot_v1_dot_generation__pb2.GetModelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Explain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pd.v1.GenerationService/Explain',
+            protos_dot_pd_dot_v1_dot_generation__pb2.ExplainRequest.SerializeToString,
+            protos_dot_pd_dot_v1_dot_generation__pb2.ExplainResponse.FromString,
             options,
             channel_credentials,
             insecure,

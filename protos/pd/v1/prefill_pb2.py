@@ -26,7 +26,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from protos.pd.v1 import types_pb2 as protos_dot_pd_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aprotos/pd/v1/prefill.proto\x12\x05pd.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x18protos/pd/v1/types.proto\"R\n\x0ePrefillRequest\x12!\n\x08sequence\x18\x01 \x01(\x0b\x32\x0f.pd.v1.Sequence\x12\x1d\n\x06target\x18\x02 \x01(\x0b\x32\r.pd.v1.Target\"g\n\x0fPrefillResponse\x12(\n\x0b\x66irst_token\x18\x01 \x01(\x0b\x32\x11.pd.v1.FirstTokenH\x00\x12!\n\x07shipped\x18\x02 \x01(\x0b\x32\x0e.pd.v1.ShippedH\x00\x42\x07\n\x05\x65vent\"p\n\nFirstToken\x12\x1d\n\x04runs\x18\x01 \x03(\x0b\x32\x0f.pd.v1.TokenRun\x12\x19\n\x11num_cached_tokens\x18\x02 \x01(\r\x12(\n\x05queue\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"1\n\x07Shipped\x12\x12\n\nnum_blocks\x18\x01 \x01(\r\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\x32L\n\x0ePrefillService\x12:\n\x07Prefill\x12\x15.pd.v1.PrefillRequest\x1a\x16.pd.v1.PrefillResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aprotos/pd/v1/prefill.proto\x12\x05pd.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x18protos/pd/v1/types.proto\"R\n\x0ePrefillRequest\x12!\n\x08sequence\x18\x01 \x01(\x0b\x32\x0f.pd.v1.Sequence\x12\x1d\n\x06target\x18\x02 \x01(\x0b\x32\r.pd.v1.Target\"\x99\x01\n\x0fPrefillResponse\x12(\n\x0b\x66irst_token\x18\x01 \x01(\x0b\x32\x11.pd.v1.FirstTokenH\x00\x12!\n\x07shipped\x18\x02 \x01(\x0b\x32\x0e.pd.v1.ShippedH\x00\x12\x30\n\x0fprompt_logprobs\x18\x03 \x01(\x0b\x32\x15.pd.v1.PromptLogprobsH\x00\x42\x07\n\x05\x65vent\"p\n\nFirstToken\x12\x1d\n\x04runs\x18\x01 \x03(\x0b\x32\x0f.pd.v1.TokenRun\x12\x19\n\x11num_cached_tokens\x18\x02 \x01(\r\x12(\n\x05queue\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"1\n\x07Shipped\x12\x12\n\nnum_blocks\x18\x01 \x01(\r\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\x32L\n\x0ePrefillService\x12:\n\x07Prefill\x12\x15.pd.v1.PrefillRequest\x1a\x16.pd.v1.PrefillResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,12 +35,12 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_PREFILLREQUEST']._serialized_start=95
   _globals['_PREFILLREQUEST']._serialized_end=177
-  _globals['_PREFILLRESPONSE']._serialized_start=179
-  _globals['_PREFILLRESPONSE']._serialized_end=282
-  _globals['_FIRSTTOKEN']._serialized_start=284
-  _globals['_FIRSTTOKEN']._serialized_end=396
-  _globals['_SHIPPED']._serialized_start=398
-  _globals['_SHIPPED']._serialized_end=447
-  _globals['_PREFILLSERVICE']._serialized_start=449
-  _globals['_PREFILLSERVICE']._serialized_end=525
+  _globals['_PREFILLRESPONSE']._serialized_start=180
+  _globals['_PREFILLRESPONSE']._serialized_end=333
+  _globals['_FIRSTTOKEN']._serialized_start=335
+  _globals['_FIRSTTOKEN']._serialized_end=447
+  _globals['_SHIPPED']._serialized_start=449
+  _globals['_SHIPPED']._serialized_end=498
+  _globals['_PREFILLSERVICE']._serialized_start=500
+  _globals['_PREFILLSERVICE']._serialized_end=576
 # @@protoc_insertion_point(module_scope)

@@ -16,12 +16,14 @@ class PrefillRequest(_message.Message):
     def __init__(self, sequence: _Optional[_Union[_types_pb2.Sequence, _Mapping]] = ..., target: _Optional[_Union[_types_pb2.Target, _Mapping]] = ...) -> None: ...
 
 class PrefillResponse(_message.Message):
-    __slots__ = ("first_token", "shipped")
+    __slots__ = ("first_token", "shipped", "prompt_logprobs")
     FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
     SHIPPED_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     first_token: FirstToken
     shipped: Shipped
-    def __init__(self, first_token: _Optional[_Union[FirstToken, _Mapping]] = ..., shipped: _Optional[_Union[Shipped, _Mapping]] = ...) -> None: ...
+    prompt_logprobs: _types_pb2.PromptLogprobs
+    def __init__(self, first_token: _Optional[_Union[FirstToken, _Mapping]] = ..., shipped: _Optional[_Union[Shipped, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[_types_pb2.PromptLogprobs, _Mapping]] = ...) -> None: ...
 
 class FirstToken(_message.Message):
     __slots__ = ("runs", "num_cached_tokens", "queue")
