@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 MODEL := smollm2-135m
 
-.PHONY: demo test test-slow check protos model clean
+.PHONY: demo test test-slow test-faults check protos model clean
 
 demo: model
 	@$(BIN)/disagg demo --model $(MODEL)
@@ -17,6 +17,9 @@ test: model
 
 test-slow: model
 	@$(BIN)/python -m pytest -m slow
+
+test-faults: $(INSTALLED)
+	$(BIN)/python -m pytest -m faults
 
 check: $(INSTALLED)
 	$(BIN)/ruff check

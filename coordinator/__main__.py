@@ -4,18 +4,23 @@ import argparse
 import asyncio
 import json
 import sys
+from contextlib import AsyncExitStack
+
+from prometheus_client import CollectorRegistry
 
 from coordinator.checked_request import ServedLimits
 from coordinator.cluster_service import ClusterServicer
 from coordinator.generation_service import GenerationServicer
+from coordinator.metrics import GenerationMetrics
 from coordinator.node_channels import NodeChannels
-from coordinator.queue import PairingQueue
+from coordinator.queue import MAX_WAITING, MAX_WAITING_TOKENS, PairingQueue
 from coordinator.registry import Registry
 from coordinator.tokenizer import ModelTokenizer
 from engine.catalog import resolve_model
-from engine.knobs import DEFAULT_COORDINATOR, address
+from engine.knobs import DEFAULT_COORDINATOR, add_process_knobs, address
 from engine.process import StartError, announce, run_program
 from protos.errors import Reason, ServingError
+from protos.metrics_server import serve_metrics
 from protos.pd.v1 import cluster_pb2_grpc, generation_pb2_grpc
 from protos.serving import GrpcServer
 
@@ -41,27 +46,67 @@ def main() -> int:
         help="whose tokenizer to use: catalogue name, folder, .gguf file or hub id",
     )
     parser.add_argument(
-        "--exit-with-parent",
-        action="store_true",
-        help="stop when stdin ends, as it does when the process that started this one is gone",
+        "--local-prefill",
+        choices=("auto", "never"),
+        default="auto",
+        help="whether decode nodes may prefill, within their step budget, when that is predicted "
+        "to be sooner than on a busy prefill node; without prefill nodes they always do",
     )
+    parser.add_argument(
+        "--max-waiting", type=int, default=MAX_WAITING, metavar="N", help="requests that may wait"
+    )
+    parser.add_argument(
+        "--max-waiting-tokens",
+        type=int,
+        default=MAX_WAITING_TOKENS,
+        metavar="N",
+        help="prompt and output tokens, at most, of requests that wait",
+    )
+    parser.add_argument(
+        "--tenant-weight",
+        type=_weight,
+        action="append",
+        default=[],
+        metavar="TENANT=WEIGHT",
+        help="a tenant's share of tokens while several wait; 1 for who is not named; repeatable",
+    )
+    add_process_knobs(parser)
     args = parser.parse_args()
     return run_program(
         "coordinator",
-        lambda stop: _serve(args.listen, args.model, stop),
+        lambda stop: _serve(args, stop),
         exit_with_parent=args.exit_with_parent,
+        log_format=args.log_format,
     )
 
 
-async def _serve(listen: str, model_name: str, stop: asyncio.Event) -> None:
+def _weight(text: str) -> tuple[str, float]:
+    tenant, equals, weight = text.rpartition("=")
     try:
-        model = resolve_model(model_name, allow_download=False)
+        if equals and 0 < float(weight) < float("inf"):
+            return tenant, float(weight)
+    except ValueError:
+        pass
+    raise argparse.ArgumentTypeError(f"{text!r} is not TENANT=WEIGHT with a weight above 0")
+
+
+async def _serve(args: argparse.Namespace, stop: asyncio.Event) -> None:
+    try:
+        model = resolve_model(args.model, allow_download=False)
         tokenizer = ModelTokenizer(model.folder)
     except ValueError as error:
         raise StartError(str(error)) from error
     vocab_size = json.loads((model.folder / "config.json").read_text())["vocab_size"]
     registry = Registry()
     channels = NodeChannels()
+    queue = PairingQueue(
+        registry,
+        max_waiting=args.max_waiting,
+        max_waiting_tokens=args.max_waiting_tokens,
+        weights=dict(args.tenant_weight),
+        may_be_local=args.local_prefill == "auto",
+    )
+    metrics = CollectorRegistry()
 
     def limits() -> ServedLimits:
         return ServedLimits(
@@ -71,7 +116,11 @@ async def _serve(listen: str, model_name: str, stop: asyncio.Event) -> None:
     server = GrpcServer()
     generation_pb2_grpc.add_GenerationServiceServicer_to_server(
         GenerationServicer(
-            tokenizer=tokenizer, limits=limits, queue=PairingQueue(registry), channels=channels
+            tokenizer=tokenizer,
+            limits=limits,
+            queue=queue,
+            channels=channels,
+            metrics=GenerationMetrics(metrics, nodes=registry, queue=queue),
         ),
         server.server,
     )
@@ -80,16 +129,25 @@ async def _serve(listen: str, model_name: str, stop: asyncio.Event) -> None:
     )
     server.announce("pd.v1.GenerationService")
     server.announce("pd.v1.ClusterService")
-    try:
-        bound = await server.start(listen)
-    except OSError as error:
-        raise StartError(str(error)) from error
-    announce(role="coordinator", node_id="coordinator", address=bound)
-    await server.set_serving(True)
-    await stop.wait()
-    await server.set_serving(False)
-    await server.stop(grace_s=STOP_GRACE_S)
-    await channels.close()
+    async with AsyncExitStack() as stack:
+        try:
+            metrics_address = await stack.enter_async_context(
+                serve_metrics(args.metrics_listen, metrics)
+            )
+            bound = await server.start(args.listen)
+        except OSError as error:
+            raise StartError(str(error)) from error
+        announce(
+            role="coordinator",
+            node_id="coordinator",
+            address=bound,
+            metrics_address=metrics_address,
+        )
+        await server.set_serving(True)
+        await stop.wait()
+        await server.set_serving(False)
+        await server.stop(grace_s=STOP_GRACE_S)
+        await channels.close()
 
 
 def _max_model_len(registry: Registry) -> int:

@@ -1,12 +1,15 @@
-"""What the client has been given: tokens by absolute position, their text, how it ended, when.
+"""What the client has been given of a choice: tokens by position, their text, how it ended, when.
 
 Runs of tokens come from the prefill node (first token), from the Sealed message (the same token
-again) and from the decode node; push() passes on each position once, whatever was repeated.
+again), from the decode node, and from others after a node was lost; push() passes on each position
+once, whatever was repeated. A stop string ends a choice here: nodes know no text. The tokens that
+spell it are delivered, its text is not.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from coordinator.detokenizer import Detokenizer
+from coordinator.stop_strings import StopStrings
 from protos.errors import Reason, ServingError
 from protos.pd.v1 import generation_pb2, types_pb2
 
@@ -42,54 +45,85 @@ class Marks:
                 getattr(timing, name).FromNanoseconds(max(0, int((end - start) * 1e9)))
         return timing
 
+    def told(self, num_tokens: int, *, now: float) -> None:
+        """A choice has so many tokens now."""
+        if self.first_token is None:
+            self.first_token = now
+        if self.second_token is None and num_tokens > 1:
+            self.second_token = now
+        self.last_token = now
 
-@dataclass(slots=True)
+
 class Answer:
-    """One choice. next_position is the first position that was not delivered yet."""
+    """One choice. token_ids are what it has generated; finish is set when it has ended."""
 
-    detokenizer: Detokenizer
-    marks: Marks
-    next_position: int
-    num_tokens: int = 0
-    finish: types_pb2.TokenRun | None = field(default=None)
+    def __init__(
+        self,
+        *,
+        choice: int,
+        num_prompt_tokens: int,
+        detokenizer: Detokenizer,
+        stop: types_pb2.StopConditions,
+        marks: Marks,
+    ) -> None:
+        self.choice = choice
+        self.token_ids: list[int] = []
+        self.finish: generation_pb2.ChoiceFinish | None = None
+        self._num_prompt_tokens = num_prompt_tokens
+        self._detokenizer = detokenizer
+        self._stop_strings = StopStrings(stop.stop_strings)
+        self._min_tokens = stop.min_tokens
+        self._marks = marks
+
+    @property
+    def next_position(self) -> int:
+        """The first position that was not delivered yet."""
+        return self._num_prompt_tokens + len(self.token_ids)
 
     def push(self, run: types_pb2.TokenRun, *, now: float) -> generation_pb2.GenerationDelta | None:
         """The delta to deliver, if the run has something new. Raises ServingError for a gap."""
+        if self.finish is not None:
+            return None
         skip = self.next_position - run.position
         if skip < 0:
             raise ServingError(
                 Reason.INTERNAL, f"tokens {self.next_position} to {run.position - 1} are missing"
             )
-        token_ids = list(run.token_ids)[skip:]
-        if not token_ids or self.finish is not None:
+        if skip >= len(run.token_ids):
             return None
-        position, self.next_position = self.next_position, self.next_position + len(token_ids)
-        self._mark(len(token_ids), now)
-        shown = token_ids
-        if run.finish_reason != types_pb2.FINISH_REASON_UNSPECIFIED:
-            self.finish = run
-            if run.finish_reason in _HIDDEN_LAST:
-                shown = token_ids[:-1]
-        text = self.detokenizer.push(shown)
-        if self.finish is not None:
-            text += self.detokenizer.finish()
-        return generation_pb2.GenerationDelta(
-            choice=run.choice, position=position, token_ids=token_ids, text=text
-        )
+        delta = generation_pb2.GenerationDelta(choice=self.choice, position=self.next_position)
+        for index in range(skip, len(run.token_ids)):
+            self._take(run, index, delta)
+            if self.finish is not None:
+                break
+        self._marks.told(len(self.token_ids), now=now)
+        return delta
 
-    def to_finish(self) -> generation_pb2.ChoiceFinish:
-        assert self.finish is not None
-        finish = generation_pb2.ChoiceFinish(
-            choice=self.finish.choice, reason=self.finish.finish_reason
-        )
-        if self.finish.finish_reason == types_pb2.FINISH_REASON_STOP:
-            finish.stop_token_id = self.finish.token_ids[-1]
-        return finish
-
-    def _mark(self, num_new: int, now: float) -> None:
-        before, self.num_tokens = self.num_tokens, self.num_tokens + num_new
-        if before < 1:
-            self.marks.first_token = now
-        if before < 2 <= self.num_tokens:
-            self.marks.second_token = now
-        self.marks.last_token = now
+    def _take(
+        self, run: types_pb2.TokenRun, index: int, delta: generation_pb2.GenerationDelta
+    ) -> None:
+        token_id = run.token_ids[index]
+        self.token_ids.append(token_id)
+        delta.token_ids.append(token_id)
+        if run.logprobs:
+            delta.logprobs.append(run.logprobs[index])
+        is_last = index == len(run.token_ids) - 1 and bool(run.finish_reason)
+        is_shown = not (is_last and run.finish_reason in _HIDDEN_LAST)
+        text = self._detokenizer.push([token_id] if is_shown else [])
+        if is_last:
+            text += self._detokenizer.finish()
+        if len(self.token_ids) < self._min_tokens:
+            delta.text += self._stop_strings.pass_by(text)
+        else:
+            delta.text += self._stop_strings.push(text)
+        if self._stop_strings.matched is not None:
+            self.finish = generation_pb2.ChoiceFinish(
+                choice=self.choice,
+                reason=types_pb2.FINISH_REASON_STOP,
+                stop_string=self._stop_strings.matched,
+            )
+        elif is_last:
+            delta.text += self._stop_strings.finish()
+            self.finish = generation_pb2.ChoiceFinish(choice=self.choice, reason=run.finish_reason)
+            if run.finish_reason == types_pb2.FINISH_REASON_STOP:
+                self.finish.stop_token_id = token_id

@@ -2,7 +2,7 @@
 
     Decode:  start -> Reserved -> remote | local -> Sealed, tokens...
     Prefill: (target) -> FirstToken, Shipped
-         events: RESERVED, runs of tokens (first, sealed, decoded), to the one that is the last
+         events: RESERVED, runs of tokens (first, sealed, decoded), to the last of every choice
 
 The Decode stream is the truth: once it is sealed, an error of the prefill call does not matter.
 release() cancels both calls, and that is all it takes to free both nodes. It happens when the
@@ -39,7 +39,7 @@ class Stage(Enum):
     SEALED = "sealed"
 
 
-Event = Stage | types_pb2.TokenRun
+Event = Stage | types_pb2.TokenRun | types_pb2.PromptLogprobs
 
 
 class Refused(Exception):
@@ -66,10 +66,12 @@ class Attempt:
         self._calls: list[Any] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._is_sealed = False
+        listed = {progress.choice for progress in sequence.choices}
+        self._unfinished = listed or set(range(max(1, sequence.num_choices)))
 
     async def events(self) -> AsyncGenerator[Event, None]:
-        """Everything in order, to the run that ends the generation. Raises ServingError, and
-        Refused before the first event."""
+        """Everything in order, until every choice has ended. Raises ServingError, and Refused
+        before the first event."""
         prefill, decode = self._claim.pair.prefill, self._claim.pair.decode
         nodes = [node for node in (prefill, decode) if node is not None]
         for node in nodes:
@@ -91,7 +93,9 @@ class Attempt:
                     event = Stage.RESERVED
                 yield event
                 if isinstance(event, types_pb2.TokenRun) and event.finish_reason:
-                    return
+                    self._unfinished.discard(event.choice)
+                    if not self._unfinished:
+                        return
         finally:
             expiry.cancel()
             for node in nodes:
@@ -116,6 +120,8 @@ class Attempt:
                             await self._put(run)
                     case "tokens":
                         await self._put(response.tokens)
+                    case "prompt_logprobs":
+                        await self._put(response.prompt_logprobs)
             self._fail(ServingError(Reason.INTERNAL, f"{decode.key} ended early"))
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
             failure = await _node_error(call, error, decode)
@@ -146,6 +152,8 @@ class Attempt:
         self._calls.append(call)
         try:
             async for response in call:
+                if response.WhichOneof("event") == "prompt_logprobs":
+                    await self._put(response.prompt_logprobs)
                 for run in response.first_token.runs:
                     await self._put(run)
         except grpc.aio.AioRpcError as error:
@@ -214,6 +222,8 @@ async def _node_error(call: Any, error: Exception, node: NodeEntry) -> ServingEr
         return ours
     match error.code():
         case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.CANCELLED:
+            # Not again before it has told that it is alive.
+            node.refused_seq = node.status_seq
             return ServingError(Reason.NODE_LOST, f"lost {node.key}", node=node.key)
         case grpc.StatusCode.DEADLINE_EXCEEDED:
             return ServingError(Reason.DEADLINE_EXCEEDED, "the deadline has passed")

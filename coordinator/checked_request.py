@@ -5,18 +5,26 @@ Sizes are checked before anything of that size is made; every error names the fi
 
 import secrets
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from coordinator.answer import Answer
 from coordinator.pairing import Need
 from coordinator.tokenizer import ModelTokenizer
-from engine.incoming import read_sampling, refuse_unserved
+from engine.incoming import MAX_CHOICES, MAX_LOGIT_BIAS, MAX_LOGPROBS, read_sampling
 from protos.errors import Reason, ServingError, invalid
 from protos.pd.v1 import generation_pb2, types_pb2
 
 DEFAULT_MAX_TOKENS = 256
+MAX_STOP_STRINGS = 16
+MAX_STOP_STRING_BYTES = 256
 MAX_STOP_TOKEN_IDS = 64
 MAX_CHAT_MESSAGES = 4096
 MAX_ID_LENGTH = 128
+# Of an absolute value.
+MAX_PRIORITY = 100
+# A generation request; protos/serving.py refuses larger messages unread.
+MAX_REQUEST_BYTES = 4 * 1024 * 1024
 # A token is rarely longer; what is longer than this cannot fit and is not tokenized.
 MAX_BYTES_PER_TOKEN = 32
 
@@ -30,36 +38,82 @@ class ServedLimits:
     max_model_len: int
 
 
+def request_limits() -> generation_pb2.RequestLimits:
+    """What GetModel tells of the numbers above."""
+    return generation_pb2.RequestLimits(
+        max_choices=MAX_CHOICES,
+        max_logprobs=MAX_LOGPROBS,
+        max_stop_strings=MAX_STOP_STRINGS,
+        max_stop_string_bytes=MAX_STOP_STRING_BYTES,
+        max_stop_token_ids=MAX_STOP_TOKEN_IDS,
+        max_logit_bias=MAX_LOGIT_BIAS,
+        max_message_bytes=MAX_REQUEST_BYTES,
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedRequest:
+    """token_ids is the prompt. num_logprobs and num_prompt_logprobs are None when not asked for."""
+
     request_id: str
     token_ids: tuple[int, ...]
     seed: int
     sampling: types_pb2.SamplingParams
     stop: types_pb2.StopConditions
+    num_choices: int = 1
+    num_logprobs: int | None = None
+    num_prompt_logprobs: int | None = None
+    priority: int = 0
+    tenant: str = ""
 
-    @property
-    def need(self) -> Need:
+    def need(self, answers: Sequence[Answer]) -> Need:
+        """What it takes to go on from answers, those that have not ended."""
         num_prompt_tokens = len(self.token_ids)
+        if len(answers) == 1:
+            num_prompt_tokens += len(answers[0].token_ids)
         return Need(
             num_prompt_tokens=num_prompt_tokens,
-            max_num_tokens=num_prompt_tokens + self.stop.max_tokens,
+            max_num_tokens=len(self.token_ids) + self.stop.max_tokens,
+            num_choices=len(answers),
         )
 
-    def to_sequence(self, *, model: str, age_s: float) -> types_pb2.Sequence:
-        """The request as nodes see it."""
+    def to_sequence(
+        self, answers: Sequence[Answer], *, model: str, age_s: float, attempt: int
+    ) -> types_pb2.Sequence:
+        """The request as nodes see it, going on from answers, those that have not ended."""
+        token_ids = self.token_ids
+        if len(answers) == 1:
+            token_ids = (*token_ids, *answers[0].token_ids)
         sequence = types_pb2.Sequence(
             request_id=self.request_id,
-            token_ids=struct.pack(f"<{len(self.token_ids)}i", *self.token_ids),
+            attempt=attempt,
+            token_ids=_packed(token_ids),
             num_prompt_tokens=len(self.token_ids),
             sampling=self.sampling,
             stop=self.stop,
             seed=self.seed,
-            num_choices=1,
+            num_choices=len(answers),
+            priority=self.priority,
+            tenant=self.tenant,
+            num_logprobs=self.num_logprobs,
             model=model,
         )
+        if len(answers) > 1 or answers[0].choice > 0:
+            sequence.choices.extend(
+                types_pb2.ChoiceProgress(
+                    choice=answer.choice,
+                    token_ids=_packed(answer.token_ids) if len(answers) > 1 else b"",
+                )
+                for answer in answers
+            )
+        if self.num_prompt_logprobs is not None and attempt == 0:
+            sequence.num_prompt_logprobs = self.num_prompt_logprobs
         sequence.age.FromNanoseconds(int(age_s * 1e9))
         return sequence
+
+
+def _packed(token_ids: Sequence[int]) -> bytes:
+    return struct.pack(f"<{len(token_ids)}i", *token_ids)
 
 
 async def check_request(
@@ -78,44 +132,56 @@ async def check_request(
             f"model: {request.model[:MAX_ID_LENGTH]!r} is not served, {limits.model!r} is",
             field="model",
         )
-    _refuse_unserved(request)
-    read_sampling(request.sampling)
+    _check_counts(request)
+    read_sampling(request.sampling, vocab_size=limits.vocab_size)
     _check_stop(request.stop, limits)
-    token_ids = await _prompt(request, tokenizer, limits)
+    token_ids = await check_prompt(request, tokenizer, limits)
     return CheckedRequest(
         request_id=request_id,
         token_ids=token_ids,
         seed=request.sampling.seed if request.sampling.HasField("seed") else secrets.randbits(63),
         sampling=request.sampling,
         stop=_stop(request.stop, num_prompt_tokens=len(token_ids), limits=limits),
+        num_choices=max(1, request.n),
+        num_logprobs=request.logprobs if request.HasField("logprobs") else None,
+        num_prompt_logprobs=(
+            request.prompt_logprobs if request.HasField("prompt_logprobs") else None
+        ),
+        priority=request.priority,
+        tenant=request.tenant,
     )
 
 
-def _refuse_unserved(request: generation_pb2.GenerateRequest) -> None:
-    refuse_unserved(
-        **{
-            "n": request.n > 1,
-            "logprobs": request.HasField("logprobs"),
-            "prompt_logprobs": request.HasField("prompt_logprobs"),
-            "priority": request.priority != 0,
-            "tenant": bool(request.tenant),
-            "stop.stop_strings": bool(request.stop.stop_strings),
-        }
-    )
+def _check_counts(request: generation_pb2.GenerateRequest) -> None:
+    if request.n > MAX_CHOICES:
+        raise invalid("n", f"{request.n} is above the limit of {MAX_CHOICES}")
+    for field in ("logprobs", "prompt_logprobs"):
+        if getattr(request, field) > MAX_LOGPROBS:
+            raise invalid(field, f"{getattr(request, field)} is above the limit of {MAX_LOGPROBS}")
+    if abs(request.priority) > MAX_PRIORITY:
+        raise invalid("priority", f"{request.priority} is not in -{MAX_PRIORITY}..{MAX_PRIORITY}")
+    if len(request.tenant) > MAX_ID_LENGTH or not request.tenant.isprintable():
+        raise invalid("tenant", f"is not up to {MAX_ID_LENGTH} printable characters")
 
 
 def _check_stop(stop: types_pb2.StopConditions, limits: ServedLimits) -> None:
     if stop.HasField("max_tokens") and stop.max_tokens < 1:
         raise invalid("stop.max_tokens", "0 is below 1")
+    if len(stop.stop_strings) > MAX_STOP_STRINGS:
+        raise invalid("stop.stop_strings", f"has more than {MAX_STOP_STRINGS} entries")
+    for text in stop.stop_strings:
+        if not 1 <= len(text.encode()) <= MAX_STOP_STRING_BYTES:
+            raise invalid("stop.stop_strings", f"an entry is not 1..{MAX_STOP_STRING_BYTES} bytes")
     if len(stop.stop_token_ids) > MAX_STOP_TOKEN_IDS:
         raise invalid("stop.stop_token_ids", f"has more than {MAX_STOP_TOKEN_IDS} entries")
     if any(token_id >= limits.vocab_size for token_id in stop.stop_token_ids):
         raise invalid("stop.stop_token_ids", f"ids are not in 0..{limits.vocab_size - 1}")
 
 
-async def _prompt(
+async def check_prompt(
     request: generation_pb2.GenerateRequest, tokenizer: ModelTokenizer, limits: ServedLimits
 ) -> tuple[int, ...]:
+    """The prompt's tokens. Raises ServingError with the field that is wrong."""
     match request.WhichOneof("prompt"):
         case "token_ids":
             _check_length("token_ids", len(request.token_ids.ids), limits)

@@ -8,7 +8,8 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 
-from coordinator.registry import NodeEntry, Registry
+from coordinator.registry import NO_PROFILE, NodeEntry, Registry
+from engine.cost_wire import cost_profile_from_pb, cost_profile_to_pb
 from kvtransfer.wire import layout_from_pb, layout_to_pb, node_from_pb, node_to_pb
 from protos.errors import Reason, ServingError, invalid
 from protos.pd.v1 import cluster_pb2, cluster_pb2_grpc
@@ -37,7 +38,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
         change = asyncio.Event()
         self._registry.listen(change.set)
         listening.add_done_callback(lambda _: change.set())
-        told = None
+        told, told_drain = None, False
         try:
             while not listening.done() and not entry.is_lost:
                 # Before looking: what changes while a message goes out must wake the wait below.
@@ -45,6 +46,9 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
                 if told != self._registry.version:
                     told = self._registry.version
                     yield cluster_pb2.RegisterResponse(membership=self._membership())
+                if entry.drain_asked and not told_drain:
+                    told_drain = True
+                    yield cluster_pb2.RegisterResponse(drain=cluster_pb2.Drain())
                 await change.wait()
             if not listening.done():
                 raise ServingError(
@@ -62,6 +66,24 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
     ) -> cluster_pb2.ListNodesResponse:
         nodes = sorted(self._registry.nodes.values(), key=lambda node: node.key.node_id)
         return cluster_pb2.ListNodesResponse(nodes=[_info(node) for node in nodes])
+
+    async def DrainNode(
+        self, request: cluster_pb2.DrainNodeRequest, context: Context
+    ) -> cluster_pb2.DrainNodeResponse:
+        entry = self._registry.nodes.get(request.node_id)
+        if entry is None:
+            raise ServingError(
+                Reason.UNKNOWN_NODE,
+                f"node_id: no node {request.node_id[:128]!r} is registered",
+                field="node_id",
+            )
+        log.info("drain asked node=%s", entry.key)
+        entry.drain_asked = True
+        # Gets nothing new from now on, whenever the node hears of it.
+        entry.is_serving = False
+        entry.is_draining = True
+        self._registry.changed()
+        return cluster_pb2.DrainNodeResponse()
 
     def _admit(self, registration: cluster_pb2.Registration) -> NodeEntry:
         """The node's entry. Raises ServingError for a node that could never be paired."""
@@ -93,6 +115,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
             num_blocks=registration.num_blocks,
             max_model_len=registration.max_model_len,
             max_running=registration.max_running,
+            step_budget_ms=registration.step_budget_ms or 50.0,
         )
 
     async def _listen(
@@ -107,6 +130,13 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
                     return
                 if _update(entry, request.status):
                     self._registry.changed()
+                if entry.is_stuck:
+                    raise ServingError(
+                        Reason.NODE_LOST,
+                        f"stuck: a step predicted to take {entry.step_predicted_s:.3f} s has taken "
+                        f"{entry.step_age_s:.1f} s",
+                        node=entry.key,
+                    )
         except TimeoutError:
             log.warning("node silent node=%s seconds=%g", entry.key, SILENCE_S)
             raise ServingError(
@@ -132,20 +162,36 @@ def _update(entry: NodeEntry, status: cluster_pb2.NodeStatus) -> bool:
     """Takes in a status unless a later one is known. True if pairing could decide otherwise."""
     if status.seq <= entry.status_seq:
         return False
-    before = (entry.is_serving, entry.available_blocks, entry.num_running, entry.is_refusing)
+    before = _pairing_view(entry)
     entry.status_seq = status.seq
-    entry.is_serving = status.state == cluster_pb2.NODE_STATE_SERVING
-    entry.is_draining = status.state == cluster_pb2.NODE_STATE_DRAINING
+    entry.is_serving = status.state == cluster_pb2.NODE_STATE_SERVING and not entry.drain_asked
+    entry.is_draining = status.state == cluster_pb2.NODE_STATE_DRAINING or entry.drain_asked
     entry.available_blocks = status.available_blocks
     entry.num_running = status.num_running
     entry.num_queued = status.num_queued
     entry.queued_tokens = status.queued_tokens
+    entry.unseen_tokens = 0
+    entry.num_decoding = status.num_decoding
+    entry.decode_context = status.decode_context
     entry.num_steps = status.step
+    entry.step_predicted_s = status.step_predicted.ToNanoseconds() / 1e9
+    if status.HasField("cost_profile"):
+        entry.profile = cost_profile_from_pb(status.cost_profile)
     entry.loaded_percent = status.loaded_percent
     has_step = status.HasField("step_age")
     entry.step_age_s = status.step_age.ToNanoseconds() / 1e9 if has_step else None
-    after = (entry.is_serving, entry.available_blocks, entry.num_running, entry.is_refusing)
-    return before != after
+    return before != _pairing_view(entry)
+
+
+def _pairing_view(entry: NodeEntry) -> tuple[object, ...]:
+    """What pairing decides by."""
+    return (
+        entry.is_usable,
+        entry.available_blocks,
+        entry.num_running,
+        entry.is_refusing,
+        entry.queued_tokens,
+    )
 
 
 def _role(node: NodeEntry) -> cluster_pb2.NodeRole:
@@ -167,7 +213,11 @@ def _info(node: NodeEntry) -> cluster_pb2.NodeInfo:
         queued_tokens=node.queued_tokens,
         step=node.num_steps,
         loaded_percent=node.loaded_percent,
+        num_decoding=node.num_decoding,
+        decode_context=node.decode_context,
     )
+    if node.profile is not NO_PROFILE:
+        status.cost_profile.CopyFrom(cost_profile_to_pb(node.profile))
     if node.step_age_s is not None:
         status.step_age.FromNanoseconds(int(node.step_age_s * 1e9))
     registration = cluster_pb2.Registration(
@@ -179,5 +229,6 @@ def _info(node: NodeEntry) -> cluster_pb2.NodeInfo:
         num_blocks=node.num_blocks,
         max_model_len=node.max_model_len,
         max_running=node.max_running,
+        step_budget_ms=node.step_budget_ms,
     )
     return cluster_pb2.NodeInfo(registration=registration, status=status)

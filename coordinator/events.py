@@ -92,6 +92,8 @@ class Finished:
     prefill_node: str
     decode_node: str
     timing: Timing
+    # Nodes that were lost or drained under it, and preemptions.
+    num_restarts: int = 0
 
     @property
     def tpot_s(self) -> float | None:
@@ -192,6 +194,7 @@ def read_event(response: Any) -> Delta | Finished:
         prefill_node=finished.prefill_node,
         decode_node=finished.decode_node,
         timing=_read_timing(finished.timing),
+        num_restarts=finished.num_restarts,
     )
 
 

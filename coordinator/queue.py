@@ -1,21 +1,23 @@
-"""Requests that wait for a pair, in order of arrival, without holding anything.
+"""Requests that wait for a pair, in fair order, without holding anything.
 
-    pair() --> line --(first in line, room somewhere)--> Claim on the pair's nodes
+    pair() --> FairLine --(next in line, room somewhere)--> Claim on the pair's nodes
 
-The others wait behind the first, so that a large request is not passed for ever by small ones. A
-request that its decode node refused comes back to its old place. Runs on the event loop.
+The others wait behind the next one, so that a large request is not passed for ever by small ones. A
+request that comes back (its decode node refused, a node was lost, it was preempted) has its old
+place. Bounded in requests and in tokens. Runs on the event loop.
 """
 
 import asyncio
-import bisect
 import itertools
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 
-from coordinator.pairing import Need, Pair, choose_pair
-from coordinator.registry import Registry
+from coordinator.fair_line import FairLine, Place
+from coordinator.pairing import Need, Pair, blocks_now, choose_pair
+from coordinator.registry import NodeEntry, Registry
 from protos.errors import Reason, ServingError
 
 MAX_WAITING = 1024
+MAX_WAITING_TOKENS = 4_000_000
 
 
 class Claim:
@@ -28,6 +30,9 @@ class Claim:
         self._holds_decode = pair.decode is not None
         self._holds_prefill = pair.prefill is not None
         self._count(1, decode=self._holds_decode, prefill=self._holds_prefill)
+        computes = pair.prefill or pair.decode
+        assert computes is not None
+        computes.unseen_tokens += need.num_prompt_tokens
 
     def let_go(self, *, decode: bool = False, prefill: bool = False) -> None:
         """The decode node has answered; the prefill call has ended. Each counts once."""
@@ -41,75 +46,124 @@ class Claim:
     def _count(self, sign: int, *, decode: bool, prefill: bool) -> None:
         node, need = self.pair.decode, self._need
         if decode and node is not None:
-            node.num_held += sign
-            node.held_blocks += sign * node.layout.blocks_for(need.max_num_tokens)
-        node = self.pair.prefill
-        if prefill and node is not None:
-            node.num_outstanding += sign
-            node.outstanding_tokens += sign * need.num_prompt_tokens
-
-
-@dataclass(slots=True, order=True)
-class _Waiting:
-    arrival: int
-    need: Need = field(compare=False)
-    claim: "asyncio.Future[Claim]" = field(compare=False)
+            node.num_held += sign * need.num_choices
+            node.held_blocks += sign * blocks_now(node, need)
+        if prefill and self.pair.prefill is not None:
+            self.pair.prefill.num_outstanding += sign
 
 
 class PairingQueue:
-    """One line for all requests of this coordinator."""
+    """One line for all requests of this coordinator. weights are shares of tenants; may_be_local
+    allows prefill on a decode node where there are prefill nodes."""
 
-    def __init__(self, registry: Registry, *, max_waiting: int = MAX_WAITING) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        *,
+        max_waiting: int = MAX_WAITING,
+        max_waiting_tokens: int = MAX_WAITING_TOKENS,
+        weights: Mapping[str, float] | None = None,
+        may_be_local: bool = True,
+    ) -> None:
         self._registry = registry
         self._max_waiting = max_waiting
+        self._max_waiting_tokens = max_waiting_tokens
+        self._may_be_local = may_be_local
         self._arrivals = itertools.count()
-        self._line: list[_Waiting] = []
-        registry.listen(self._pair_first)
+        self._line: FairLine[tuple[Need, asyncio.Future[Claim]]] = FairLine(weights=weights)
+        registry.listen(self._pair_next)
 
     def __len__(self) -> int:
         return len(self._line)
 
-    def arrival(self) -> int:
-        """A place in line."""
-        return next(self._arrivals)
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output tokens, at most, of those that wait."""
+        return self._line.num_tokens
 
-    async def pair(self, arrival: int, need: Need) -> Claim:
-        """Waits for the turn and for room; the caller has the deadline. Raises ServingError."""
+    def place(self, need: Need, *, priority: int = 0, tenant: str = "") -> Place:
+        """A place in line for a request that arrives now."""
+        return Place(
+            arrival=next(self._arrivals),
+            priority=priority,
+            tenant=tenant,
+            num_tokens=need.max_num_tokens,
+        )
+
+    def admit(self, place: Place, need: Need, *, remaining_s: float) -> None:
+        """Refuses a new request that there is no room for, or no time. Raises ServingError."""
         if len(self._line) >= self._max_waiting:
-            raise ServingError(
-                Reason.QUEUE_FULL,
-                f"{len(self._line)} requests are waiting",
-                retry_after_s=1.0,
-                limit=self._max_waiting,
+            raise self._full(f"{len(self._line)} requests are waiting", self._max_waiting)
+        if self._line.num_tokens + place.num_tokens > self._max_waiting_tokens:
+            raise self._full(
+                f"{self._line.num_tokens} tokens are waiting, {place.num_tokens} more exceed the "
+                f"limit of {self._max_waiting_tokens}",
+                self._max_waiting_tokens,
             )
+        predicted_s = self.predicted_first_token_s(place, need)
+        if predicted_s > remaining_s:
+            raise ServingError(
+                Reason.DEADLINE_UNREACHABLE,
+                f"the first token is predicted in {predicted_s:.3f} s, the deadline is in "
+                f"{remaining_s:.3f} s",
+                retry_after_s=predicted_s - remaining_s,
+                predicted_s=f"{predicted_s:.3f}",
+                remaining_s=f"{remaining_s:.3f}",
+            )
+
+    def predicted_first_token_s(self, place: Place, need: Need) -> float:
+        """From the nodes' cost profiles and what is ahead; 0 while no node is known."""
+        usable = [node for node in self._registry.nodes.values() if node.is_usable]
+        workers = [node for node in usable if node.is_prefill] or usable
+        if not workers:
+            return 0.0
+        token_ms = min(node.profile.prefill_token_ms for node in workers)
+        ahead_ms = min(node.ahead_ms for node in workers)
+        # Output tokens of those ahead are decoded beside, and cost this request nothing.
+        waiting_ms = self._prompt_tokens_ahead(place) * token_ms / len(workers)
+        return (ahead_ms + waiting_ms + need.num_prompt_tokens * token_ms) / 1e3
+
+    async def pair(self, place: Place, need: Need) -> Claim:
+        """Waits for the turn and for room; the caller has the deadline. Raises ServingError."""
         claim: asyncio.Future[Claim] = asyncio.get_running_loop().create_future()
-        waiting = _Waiting(arrival, need, claim)
-        bisect.insort(self._line, waiting)
-        self._pair_first()
+        self._line.add(place, (need, claim))
+        self._pair_next()
         try:
             return await claim
         except asyncio.CancelledError:
-            if claim.done() and not claim.cancelled() and claim.exception() is None:
+            if place in self._line:
+                self._line.leave(place)
+                self._pair_next()
+            elif not claim.cancelled() and claim.exception() is None:
                 claim.result().let_go(decode=True, prefill=True)
             raise
-        finally:
-            if waiting in self._line:
-                self._line.remove(waiting)
-                self._pair_first()
 
-    def _pair_first(self) -> None:
+    def _prompt_tokens_ahead(self, place: Place) -> int:
+        return sum(
+            need.num_prompt_tokens
+            for other, (need, _) in self._line.items()
+            if other.priority >= place.priority
+        )
+
+    def _pair_next(self) -> None:
         """Pairs from the head of the line for as long as there is room."""
-        while self._line:
-            first = self._line[0]
+        while (first := self._line.first()) is not None:
+            place, (need, claim) = first
             try:
-                pair = choose_pair(self._registry.nodes.values(), first.need)
+                pair = choose_pair(self._nodes(), need, may_be_local=self._may_be_local)
             except ServingError as error:
-                self._line.pop(0)
-                if not first.claim.done():
-                    first.claim.set_exception(error)
+                self._line.leave(place)
+                if not claim.done():
+                    claim.set_exception(error)
                 continue
             if pair is None:
                 return
-            self._line.pop(0)
-            if not first.claim.done():
-                first.claim.set_result(Claim(pair, first.need, self._registry))
+            self._line.take(place)
+            if not claim.done():
+                claim.set_result(Claim(pair, need, self._registry))
+
+    def _nodes(self) -> list[NodeEntry]:
+        return list(self._registry.nodes.values())
+
+    def _full(self, message: str, limit: int) -> ServingError:
+        return ServingError(Reason.QUEUE_FULL, message, retry_after_s=1.0, limit=limit)

@@ -10,8 +10,20 @@ starts. A node is known by (id, incarnation): what an earlier life says is not h
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from engine.cost_model import CostProfile
 from kvtransfer.layout import KvLayout
 from kvtransfer.messages import NodeKey
+
+# Until a node has told its own: tokens count, and nothing else is known.
+NO_PROFILE = CostProfile(
+    base_ms=1.0,
+    decode_row_ms=0.01,
+    prefill_token_ms=0.1,
+    decode_context_ms=0.0,
+    prefill_context_ms=0.0,
+)
+STUCK_FLOOR_S = 5.0
+STUCK_FACTOR = 20.0
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -25,26 +37,52 @@ class NodeEntry:
     num_blocks: int
     max_model_len: int
     max_running: int
+    step_budget_ms: float = 50.0
     # Last status.
     status_seq: int = 0
     is_serving: bool = False
     is_draining: bool = False
+    # Asked through this coordinator; the node may not know yet.
+    drain_asked: bool = False
     available_blocks: int = 0
     num_running: int = 0
     num_queued: int = 0
     queued_tokens: int = 0
     num_steps: int = 0
     step_age_s: float | None = None
+    step_predicted_s: float = 0.0
     loaded_percent: int = 0
-    # Requests of this coordinator: blocks asked for and not answered, prompts being prefilled.
+    profile: CostProfile = NO_PROFILE
+    num_decoding: int = 0
+    decode_context: int = 0
+    # Requests of this coordinator: blocks asked for and not answered, prompts being prefilled,
+    # their tokens that no status has told of yet.
     held_blocks: int = 0
     num_held: int = 0
     num_outstanding: int = 0
-    outstanding_tokens: int = 0
+    unseen_tokens: int = 0
     # It refused at this status: ask again when it tells of another.
     refused_seq: int | None = None
     is_lost: bool = False
     on_lost: set[Callable[[], None]] = field(default_factory=set)
+
+    @property
+    def is_usable(self) -> bool:
+        """May be paired: serving, and not stuck in a step."""
+        return self.is_serving and not self.is_stuck
+
+    @property
+    def is_stuck(self) -> bool:
+        """A step takes far longer than was predicted: not busy, but broken."""
+        if self.step_age_s is None:
+            return False
+        return self.step_age_s > max(STUCK_FLOOR_S, STUCK_FACTOR * self.step_predicted_s)
+
+    @property
+    def ahead_ms(self) -> float:
+        """Predicted compute of the prompt tokens that wait here: what the node has told, and what
+        this coordinator has sent since."""
+        return (self.queued_tokens + self.unseen_tokens) * self.profile.prefill_token_ms
 
     @property
     def is_refusing(self) -> bool:

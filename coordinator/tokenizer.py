@@ -41,6 +41,10 @@ class ModelTokenizer:
         """Number of tokens, added ones included; a model's logits may be padded beyond it."""
         return int(self._tokenizer.get_vocab_size())
 
+    @property
+    def has_chat_template(self) -> bool:
+        return self._chat_template is not None
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of text. Blocks the caller and holds the GIL, 1 s per some MB of text."""
         return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)

@@ -8,11 +8,13 @@ The call owns everything that it takes: whatever ends it takes the sequence out 
 ends the transfer and releases the lease. Runs on the event loop.
 """
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import ExitStack, aclosing
 
+from decode_server.generation import ChoiceTables, Generation
 from engine.admission import NodeFull
-from engine.loop import Engine, Run
+from engine.incoming import read_choices
+from engine.loop import Engine
 from engine.node import Node, request_log, run_errors
 from engine.sequence import GenerationSpec
 from kvtransfer.blocks import BlocksExhausted, Lease
@@ -20,12 +22,7 @@ from kvtransfer.ending import Ending
 from kvtransfer.inbox import Inbox, IncomingTransfer
 from kvtransfer.lane_service import LaneServicer
 from kvtransfer.messages import FirstToken, NodeKey
-from kvtransfer.wire import (
-    finish_reason_to_pb,
-    first_token_to_pb,
-    node_from_pb,
-    node_to_pb,
-)
+from kvtransfer.wire import first_token_to_pb, node_from_pb, node_to_pb
 from protos.errors import Reason, ServingError, invalid
 from protos.pd.v1 import cluster_pb2, decode_pb2, decode_pb2_grpc, lane_pb2_grpc, types_pb2
 from protos.serving import Context, GrpcServer, next_message
@@ -45,6 +42,8 @@ class DecodeRole:
             pool=node.pool,
             memory=node.memory,
             is_prefill_node=is_prefill_node,
+            planes=node.planes,
+            metrics=node.lane_metrics,
         )
         lane_pb2_grpc.add_LaneServiceServicer_to_server(self._lanes, server.server)
         decode_pb2_grpc.add_DecodeServiceServicer_to_server(
@@ -72,7 +71,8 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
         engine = self._node.engine
         start = await _next_event(requests, "start")
         spec = self._node.read(start.start)
-        serving = self._serve(spec, engine, requests)
+        choices = read_choices(start.start, spec, vocab_size=self._node.vocab_size)
+        serving = self._serve(spec, choices, engine, requests)
         async with request_log(spec), aclosing(serving) as responses:
             async for response in responses:
                 yield response
@@ -80,42 +80,47 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
     async def _serve(
         self,
         spec: GenerationSpec,
+        choices: Sequence[GenerationSpec],
         engine: Engine,
         requests: AsyncIterator[decode_pb2.DecodeRequest],
     ) -> AsyncGenerator[decode_pb2.DecodeResponse, None]:
+        """spec is what a prefill node computes; choices go on from it."""
         with ExitStack() as cleanup:
-            lease = self._reserve(spec, cleanup)
+            tables = self._tables(spec, choices)
+            lease = self._reserve(tables.num_blocks, cleanup)
             transfer, ending = self._expect(spec, lease, cleanup)
             yield self._reserved(transfer)
-            choice = await _next_event(requests, "remote", "local")
-            if choice.WhichOneof("event") == "local":
+            prefill = await _next_event(requests, "remote", "local")
+            generation = Generation(choices, tables, lease, num_prompt_tokens=len(spec.token_ids))
+            if prefill.WhichOneof("event") == "local":
                 self._inbox.end(transfer, "local prefill")
-                running = engine.run(spec, lease)
+                computed = cleanup.enter_context(self._node.backlog.computing(len(spec.token_ids)))
+                running = generation.run_locally(engine, computed)
             else:
                 first = await self._receive(
-                    transfer, ending, spec, node_from_pb(choice.remote.prefill)
+                    transfer, ending, spec, node_from_pb(prefill.remote.prefill)
                 )
                 yield decode_pb2.DecodeResponse(
                     sealed=decode_pb2.Sealed(runs=[first_token_to_pb(first)])
                 )
-                if first.finish_reason:
-                    return
-                running = engine.run(
-                    spec,
-                    lease,
-                    token_ids=(*spec.token_ids, first.token_id),
-                    num_computed=len(spec.token_ids),
-                )
-            async with running as run:
-                with run_errors():
-                    async for tokens in _tokens(run, spec):
-                        yield decode_pb2.DecodeResponse(tokens=tokens)
+                running = generation.run_from(first, engine)
+            with run_errors():
+                async with aclosing(running) as responses:
+                    async for response in responses:
+                        yield response
 
-    def _reserve(self, spec: GenerationSpec, cleanup: ExitStack) -> Lease:
-        """Blocks for the prompt and all that may be generated, or RESOURCE_EXHAUSTED."""
-        num_blocks = self._node.model.layout.blocks_for(spec.max_num_tokens)
+    def _tables(self, spec: GenerationSpec, choices: Sequence[GenerationSpec]) -> ChoiceTables:
+        return ChoiceTables(
+            block_size=self._node.model.layout.block_size,
+            num_prompt_tokens=len(spec.token_ids),
+            num_tokens=[len(choice.token_ids) for choice in choices],
+        )
+
+    def _reserve(self, num_blocks: int, cleanup: ExitStack) -> Lease:
+        """Blocks for what is there and the next token, beside those that others grow into; or
+        RESOURCE_EXHAUSTED."""
         try:
-            return cleanup.enter_context(self._node.admission.reserve(num_blocks))
+            return cleanup.enter_context(self._node.admission.reserve(num_blocks, headroom=True))
         except (BlocksExhausted, NodeFull) as error:
             raise ServingError(
                 Reason.BLOCKS_EXHAUSTED,
@@ -130,7 +135,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
         ending = Ending()
         transfer = self._inbox.expect(
             lease,
-            num_blocks=self._node.model.layout.blocks_for(len(spec.token_ids)),
+            num_tokens=len(spec.token_ids),
             on_end=ending.set,
         )
         cleanup.callback(self._lanes.abort, transfer, "decode call ended")
@@ -190,23 +195,3 @@ async def _next_event(
     if got not in expected:
         raise invalid("event", f"{got} where {' or '.join(expected)} was due")
     return request
-
-
-async def _tokens(run: Run, spec: GenerationSpec) -> AsyncIterator[types_pb2.TokenRun]:
-    """Everything drawn since the last message in one run of tokens; ends after the last token."""
-    while True:
-        drawn = [progress for progress in await run.next() if progress.token_id is not None]
-        if not drawn:
-            continue
-        last = drawn[-1]
-        tokens = types_pb2.TokenRun(
-            choice=spec.choice,
-            position=drawn[0].position,
-            token_ids=[progress.token_id for progress in drawn if progress.token_id is not None],
-            finish_reason=finish_reason_to_pb(last.reason),
-        )
-        if last.reason == "stop" and last.token_id is not None:
-            tokens.stop_token_id = last.token_id
-        yield tokens
-        if last.left:
-            return

@@ -32,8 +32,16 @@ class Admission:
         self._on_change()
 
     @contextmanager
-    def reserve(self, num_blocks: int) -> Iterator[Lease]:
-        """A lease for the time of the block. Raises NodeFull, BlocksExhausted."""
+    def reserve(self, num_blocks: int, *, headroom: bool = False) -> Iterator[Lease]:
+        """A lease for the time of the block. Raises NodeFull, BlocksExhausted.
+
+        With headroom, a block is left over for each request that runs already and will grow.
+        """
+        if headroom:
+            spare = min(self.num_running, self._pool.num_blocks - num_blocks)
+            available = self._pool.counts().available
+            if available < num_blocks + spare:
+                raise BlocksExhausted(needed=num_blocks + spare, available=available)
         lease = self._take(num_blocks)
         try:
             yield lease

@@ -1,8 +1,9 @@
 """A step's rows, packed: one long list of tokens, and where each one's KV goes.
 
-    StepPlan --pack--> Batch --Decoder.forward--> logits of the rows that draw
+    StepPlan --pack--> Batch --Decoder.forward--> logits of the rows that draw, then of the tokens
+                                                 that are scored
 
-Suffixes: T packed tokens, B rows that draw.
+Suffixes: T packed tokens, B rows that draw and tokens that are scored.
 """
 
 from dataclasses import dataclass
@@ -18,7 +19,8 @@ from kernels.paged_attention import AttentionPlan, plan_attention
 class Batch:
     """Token t is token_ids_T[t], at positions_T[t] of its sequence, its KV at (block_T, slot_T).
 
-    last_B names the packed tokens whose logits are drawn from, as draws says.
+    last_B names the packed tokens whose logits are wanted, draws says how each is drawn from:
+    first those that are, in the order of rows, then, with None, those that are only scored.
     """
 
     token_ids_T: torch.Tensor
@@ -27,7 +29,7 @@ class Batch:
     slot_T: torch.Tensor
     attention: AttentionPlan | PackedRows
     last_B: torch.Tensor
-    draws: tuple[Draw, ...]
+    draws: tuple[Draw | None, ...]
 
 
 def pack(plan: StepPlan, *, pool: torch.Tensor) -> Batch:
@@ -39,6 +41,7 @@ def pack(plan: StepPlan, *, pool: torch.Tensor) -> Batch:
     rows: list[AttentionRow] = []
     last: list[int] = []
     draws: list[Draw] = []
+    scored: list[int] = []
     for index, row in enumerate(plan.rows):
         end = row.start + len(row.token_ids)
         if not row.token_ids or len(row.block_table) * block_size < end:
@@ -54,6 +57,8 @@ def pack(plan: StepPlan, *, pool: torch.Tensor) -> Batch:
                 block_table=row.block_table,
             )
         )
+        if row.scoring is not None:
+            scored.extend(range(len(token_ids), len(token_ids) + len(row.scoring.token_ids)))
         token_ids.extend(row.token_ids)
         positions.extend(range(row.start, end))
         blocks.extend(row.block_table[position // block_size] for position in range(row.start, end))
@@ -67,6 +72,6 @@ def pack(plan: StepPlan, *, pool: torch.Tensor) -> Batch:
         block_T=torch.tensor(blocks, dtype=torch.int64, device=pool.device),
         slot_T=positions_T % block_size,
         attention=plan_attention(rows, pool=pool),
-        last_B=torch.tensor(last, dtype=torch.int64, device=pool.device),
-        draws=tuple(draws),
+        last_B=torch.tensor(last + scored, dtype=torch.int64, device=pool.device),
+        draws=(*draws, *(None for _ in scored)),
     )

@@ -22,6 +22,7 @@ from engine.executor import Row, StepPlan, StepResult
 from engine.model import Decoder
 from engine.staging import Staging
 from engine.step_arrays import batch_of, is_decode, step_arrays
+from engine.step_result import step_result
 from engine.torch_executor import check_layout
 from kvtransfer.device_memory import DeviceMemory
 from kvtransfer.layout import KvLayout
@@ -77,18 +78,15 @@ class CudaExecutor:
         """
         if not plan.rows:
             return StepResult(token_ids=())
-        draws = tuple(row.draw for row in plan.rows if row.draw is not None)
         with torch.inference_mode():
             logits_BV = self._logits(plan.rows)
-            drawn = iter(self._sampler.draw(logits_BV, draws) if draws else ())
-            if not draws and self._model.device.type == "cuda":
+            result = step_result(plan.rows, logits_BV, draw=self._sampler.draw)
+            if not logits_BV.shape[0] and self._model.device.type == "cuda":
                 torch.cuda.current_stream(self._model.device).synchronize()
-        return StepResult(
-            token_ids=tuple(None if row.draw is None else next(drawn) for row in plan.rows)
-        )
+        return result
 
     def _logits(self, rows: Sequence[Row]) -> torch.Tensor:
-        """logits_BV of the rows that draw."""
+        """logits_BV of the rows that draw, then of the tokens that are scored."""
         logits_BV = self._decode.run(rows) if is_decode(rows) else None
         if logits_BV is not None:
             return logits_BV

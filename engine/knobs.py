@@ -8,6 +8,9 @@ import re
 import secrets
 from dataclasses import dataclass
 
+from engine.log_format import LOG_FORMATS
+from kvtransfer.plane import PLANES
+
 DEFAULT_COORDINATOR = "127.0.0.1:50051"
 
 
@@ -28,6 +31,10 @@ class NodeConfig:
     max_model_len: int | None
     max_running: int
     step_budget_ms: float
+    plane: str
+    drain_grace_s: float
+    metrics_listen: str | None
+    log_format: str
     exit_with_parent: bool
 
 
@@ -103,6 +110,19 @@ def parse_knobs(role: str, *, argv: list[str] | None = None) -> NodeConfig:
         metavar="TOKENS",
         help="longest prompt plus output (default: the model's)",
     )
+    add(
+        "--plane",
+        choices=("auto", *PLANES),
+        default="auto",
+        help="what carries KV between nodes; auto is gloo between CPU nodes of one host, else grpc",
+    )
+    add(
+        "--drain-grace-s",
+        type=_positive_float,
+        default=5.0,
+        metavar="SECONDS",
+        help="how long running requests may go on after SIGTERM or a drain; then they move",
+    )
     add("--max-running", type=_positive_int, default=64, help="most requests at a time")
     add(
         "--step-budget-ms",
@@ -112,11 +132,7 @@ def parse_knobs(role: str, *, argv: list[str] | None = None) -> NodeConfig:
         help="prompt chunks are cut so that a step beside running streams is predicted to last "
         "this long, and a step of prompts alone four times as long",
     )
-    add(
-        "--exit-with-parent",
-        action="store_true",
-        help="stop when stdin ends, as it does when the process that started this one is gone",
-    )
+    add_process_knobs(parser)
     args = parser.parse_args(argv)
     values = vars(args)
     if args.listen.startswith(("0.0.0.0:", "[::]:")) and args.advertise is None:
@@ -124,6 +140,28 @@ def parse_knobs(role: str, *, argv: list[str] | None = None) -> NodeConfig:
     values["coordinators"] = values["coordinators"] or [DEFAULT_COORDINATOR]
     values["node_id"] = values["node_id"] or f"{role}-{secrets.token_hex(3)}"
     return NodeConfig(**values)
+
+
+def add_process_knobs(parser: argparse.ArgumentParser) -> None:
+    """What all programs have: metrics_listen, log_format, exit_with_parent."""
+    parser.add_argument(
+        "--metrics-listen",
+        type=address,
+        metavar="HOST:PORT",
+        help="where to serve Prometheus metrics over HTTP; port 0 is any free port (default: "
+        "nowhere)",
+    )
+    parser.add_argument(
+        "--log-format",
+        choices=LOG_FORMATS,
+        default="text",
+        help="of the log on stderr: lines of text, or one JSON object per line",
+    )
+    parser.add_argument(
+        "--exit-with-parent",
+        action="store_true",
+        help="stop when stdin ends, as it does when the process that started this one is gone",
+    )
 
 
 def address(text: str) -> str:

@@ -40,7 +40,8 @@ class Member:
 class Membership:
     """Registration of this node, and the members that its coordinators told of.
 
-    status makes the current NodeStatus; on_change is called with all members when they changed.
+    status makes the current NodeStatus; on_change is called with all members when they changed,
+    on_drain when a coordinator wants this node to stop.
     """
 
     def __init__(
@@ -49,10 +50,12 @@ class Membership:
         registration: cluster_pb2.Registration,
         status: Callable[[], cluster_pb2.NodeStatus],
         on_change: Callable[[set[NodeKey]], None],
+        on_drain: Callable[[], None],
     ) -> None:
         self._registration = registration
         self._status = status
         self._on_change = on_change
+        self._on_drain = on_drain
         self._changed: dict[str, asyncio.Event] = {}
         self._members: dict[str, dict[NodeKey, Member]] = {}
         self._news = asyncio.Condition()
@@ -80,6 +83,15 @@ class Membership:
         member = self._lookup(key)
         return member if member is not None and member.role == role else None
 
+    def of_role(self, role: cluster_pb2.NodeRole) -> set[NodeKey]:
+        """All members of this role."""
+        return {
+            member.key
+            for members in self._members.values()
+            for member in members.values()
+            if member.role == role
+        }
+
     def _lookup(self, key: NodeKey) -> Member | None:
         for members in self._members.values():
             if key in members:
@@ -92,7 +104,10 @@ class Membership:
                 async with dial(address, purpose="cluster") as channel:
                     stub = cluster_pb2_grpc.ClusterServiceStub(channel)
                     async for response in stub.Register(self._reports(self._changed[address])):
-                        await self._learn(address, response.membership)
+                        if response.WhichOneof("event") == "drain":
+                            self._on_drain()
+                        else:
+                            await self._learn(address, response.membership)
                 reason = "stream ended"
             except grpc.aio.AioRpcError as error:
                 reason = f"{error.code().name}: {error.details()}"

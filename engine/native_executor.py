@@ -2,11 +2,15 @@
 
     StepPlan -> int32 arrays -> decoder_step -> greedy ids, and logits for what else is drawn
 
+A prompt that is scored is computed as rows of one token, each of which draws: KV of all rows is
+written before any of them attends, so these see what they would see in a chunk.
+
 The same contract as engine/torch_executor.py, whose results differ in rounding only. Here a row's
 logits are the same bits alone, in any batch and in any chunk. Runs on the engine thread.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,12 +21,17 @@ from engine.model_config import ModelConfig, read_model_config
 from engine.native_weights import NativeWeights
 from engine.rope import cos_and_sin, inverse_frequencies
 from engine.sampler import draw_tokens
+from engine.sequence import SamplingParams
+from engine.step_result import step_result
 from engine.torch_executor import check_layout
 from engine.weights import Progress
 from kernels.cpu.library import CPool, CStep, Runner
 from kernels.cpu.packed_linear import padded
 from kvtransfer.layout import KvLayout
 from kvtransfer.memory import HostMemory
+
+# That a row's logits are wanted is all that the kernels know of a draw.
+_SCORED = Draw(sampling=SamplingParams(), seed=0, choice=0, position=0)
 
 
 class NativeExecutor:
@@ -76,19 +85,18 @@ class NativeExecutor:
         """
         if not plan.rows:
             return StepResult(token_ids=())
-        draws = [row.draw for row in plan.rows if row.draw is not None]
-        self._outputs.reserve(len(draws))
-        self._compute(plan.rows, num_draws=len(draws))
-        drawn = iter(self._draw(draws))
-        return StepResult(
-            token_ids=tuple(None if row.draw is None else next(drawn) for row in plan.rows)
-        )
+        rows = _rows_that_draw(plan.rows)
+        num_draws = sum(row.draw is not None for row in rows)
+        self._outputs.reserve(num_draws)
+        self._compute(rows, num_draws=num_draws)
+        with torch.inference_mode():
+            return step_result(plan.rows, self.logits(num_draws), draw=self._draw)
 
     def logits(self, num_draws: int) -> torch.Tensor:
-        """logits_BV of the last step, a view that the next one overwrites."""
+        """logits_BV of the last step, those of draws first, a view that the next overwrites."""
         return self._outputs.logits_BV[:num_draws, : self.vocab_size]
 
-    def _compute(self, rows: tuple[Row, ...], *, num_draws: int) -> None:
+    def _compute(self, rows: Sequence[Row], *, num_draws: int) -> None:
         block_size = self._layout.block_size
         token_ids: list[int] = []
         blocks: list[int] = []
@@ -126,19 +134,17 @@ class NativeExecutor:
             ),
         )
 
-    def _draw(self, draws: list[Draw]) -> list[int]:
+    def _draw(self, logits_BV: torch.Tensor, draws: Sequence[Draw]) -> list[int]:
         tokens: list[int] = self._outputs.best_B[: len(draws)].tolist()
         # What the kernel's argmax does not answer: other draws, and the error if there is no best.
         rest = [index for index, draw in enumerate(draws) if tokens[index] < 0 or not _greedy(draw)]
         if rest:
-            with torch.inference_mode():
-                logits_BV = self.logits(len(draws))
-                if len(rest) < len(draws):
-                    logits_BV = logits_BV[rest]
-                for index, token in zip(
-                    rest, draw_tokens(logits_BV, [draws[index] for index in rest]), strict=True
-                ):
-                    tokens[index] = token
+            if len(rest) < len(draws):
+                logits_BV = logits_BV[rest]
+            for index, token in zip(
+                rest, draw_tokens(logits_BV, [draws[index] for index in rest]), strict=True
+            ):
+                tokens[index] = token
         return tokens
 
 
@@ -180,4 +186,23 @@ def _int32(values: Iterable[int]) -> np.ndarray:
 
 
 def _greedy(draw: Draw) -> bool:
-    return draw.sampling.temperature <= 0 and not draw.banned_token_ids
+    if draw.sampling.temperature > 0 or draw.banned_token_ids:
+        return False
+    return not draw.is_adjusted
+
+
+def _rows_that_draw(rows: Sequence[Row]) -> Sequence[Row]:
+    """The rows, where each scored token is one of its own: after all others, in order."""
+    if all(row.scoring is None for row in rows):
+        return rows
+    others: list[Row] = []
+    singles: list[Row] = []
+    for row in rows:
+        num_scored = 0 if row.scoring is None else len(row.scoring.token_ids)
+        for offset, token_id in enumerate(row.token_ids[:num_scored]):
+            start = row.start + offset
+            singles.append(replace(row, token_ids=(token_id,), start=start, draw=_SCORED))
+        if num_scored < len(row.token_ids):
+            rest = row.token_ids[num_scored:]
+            others.append(replace(row, token_ids=rest, start=row.start + num_scored))
+    return others + singles

@@ -17,19 +17,25 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
+from prometheus_client import CollectorRegistry
+
 from engine.admission import Admission
+from engine.backlog import Backlog
 from engine.calibration import calibrate
+from engine.cost_wire import cost_profile_to_pb
 from engine.emulated_executor import EmulatedExecutor
 from engine.executor import Executor
 from engine.incoming import read_sequence
 from engine.knobs import NodeConfig
-from engine.loop import Engine, StepFailed
+from engine.loop import Engine, EngineStatus, Preempted, StepFailed
 from engine.membership import Membership
+from engine.node_metrics import NodeMetrics
 from engine.process import StartError
 from engine.scheduler import Scheduler
 from engine.sequence import GenerationSpec
 from engine.served_model import ServedModel, pool_blocks
 from kvtransfer.blocks import BlockPool
+from kvtransfer.lane_metrics import LaneMetrics
 from kvtransfer.messages import NodeKey
 from kvtransfer.wire import layout_to_pb, node_to_pb
 from protos.errors import Reason, ServingError
@@ -60,6 +66,9 @@ class Node:
             max_model_len=max_model_len,
             max_running=config.max_running,
         )
+        if config.plane not in ("auto", *model.planes):
+            raise ValueError(f"--plane: {config.plane} is not one of {', '.join(model.planes)}")
+        self.planes = model.planes if config.plane == "auto" else (config.plane,)
         placed = model.place(num_blocks)
         self.config = config
         self.role = role
@@ -72,7 +81,20 @@ class Node:
         self.admission = Admission(
             self.pool, max_running=config.max_running, on_change=self._status_changed
         )
+        self.backlog = Backlog(on_change=self._status_changed)
         self.state = cluster_pb2.NODE_STATE_STARTING
+        self.registry = CollectorRegistry()
+        self.lane_metrics = LaneMetrics(self.registry)
+        NodeMetrics(
+            self.registry,
+            node_id=config.node_id,
+            role=role,
+            model=model.name,
+            state=lambda: self.state,
+            pool=self.pool,
+            admission=self.admission,
+            engine=self._engine_status,
+        )
         self.membership: Membership | None = None
         # The engine cannot go on; the process must end.
         self.crashed = asyncio.Event()
@@ -118,14 +140,18 @@ class Node:
             available_blocks=self.pool.counts().available,
             num_running=self.admission.num_running,
             num_queued=self.admission.num_queued,
+            queued_tokens=self.backlog.num_tokens,
             loaded_percent=self._loaded_percent,
         )
-        if self._serving is not None:
-            engine = self._serving.engine.status()
-            status.queued_tokens = engine.num_queued_tokens
+        engine = self._engine_status()
+        if engine is not None:
             status.step = engine.num_steps
+            status.num_decoding = engine.num_decoding
+            status.decode_context = engine.decode_context
+            status.cost_profile.CopyFrom(cost_profile_to_pb(engine.profile))
             if engine.step_age_s is not None:
                 status.step_age.FromNanoseconds(int(engine.step_age_s * 1e9))
+                status.step_predicted.FromNanoseconds(int(engine.step_predicted_s * 1e9))
         return status
 
     def registration(self, address: str) -> cluster_pb2.Registration:
@@ -138,6 +164,7 @@ class Node:
             num_blocks=self.pool.num_blocks,
             max_model_len=self.max_model_len,
             max_running=self.config.max_running,
+            step_budget_ms=self.config.step_budget_ms,
         )
 
     async def load(self) -> None:
@@ -148,7 +175,11 @@ class Node:
         except ValueError as error:
             raise StartError(str(error)) from error
         engine = Engine(
-            executor=executor, scheduler=scheduler, pool=self.pool, on_crash=self.crashed.set
+            executor=executor,
+            scheduler=scheduler,
+            pool=self.pool,
+            memory=self.memory,
+            on_crash=self.crashed.set,
         )
         engine.start()
         self._serving = _Serving(engine, executor)
@@ -190,6 +221,10 @@ class Node:
         # On the loading thread; the next heartbeat tells of it.
         self._loaded_percent = 100 * done // max(1, in_all)
 
+    def _engine_status(self) -> EngineStatus | None:
+        serving = self._serving
+        return None if serving is None else serving.engine.status()
+
     def _status_changed(self) -> None:
         if self.membership is not None:
             self.membership.status_changed()
@@ -197,6 +232,8 @@ class Node:
     def _blocks_came_free(self) -> None:
         # The pool calls from the thread that let go last.
         self._loop.call_soon_threadsafe(self.admission.blocks_came_free)
+        if self._serving is not None:
+            self._serving.engine.blocks_came_free()
 
 
 async def _in_daemon_thread(function: Callable[[], T]) -> T:
@@ -228,6 +265,8 @@ def run_errors() -> Iterator[None]:
         yield
     except StepFailed as error:
         raise ServingError(Reason.STEP_FAILED, f"a step failed: {error}") from error
+    except Preempted as error:
+        raise ServingError(Reason.PREEMPTED, str(error)) from error
 
 
 @asynccontextmanager
@@ -246,4 +285,5 @@ async def request_log(spec: GenerationSpec) -> AsyncIterator[None]:
             spec.num_prompt_tokens,
             outcome,
             time.monotonic() - started,
+            extra={"request": spec.request_id},
         )

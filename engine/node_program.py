@@ -1,14 +1,15 @@
 """How a node program lives: up, serving, down. The roles' __main__ call it.
 
-find model -> pool, memory -> listen (NOT_SERVING) -> register (STARTING)
+find model -> pool, memory -> metrics, listen (NOT_SERVING) -> register (STARTING)
   -> load weights, calibrate -> engine, SERVING
-  -> stop: DRAINING, what runs may end within a grace, lanes and server close, engine ends
+  -> stop or drain: DRAINING, what runs may end within a grace, lanes and server close
 """
 
 import asyncio
 import contextlib
 import os
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from typing import Protocol
 
 from engine.knobs import NodeConfig, parse_knobs
@@ -17,10 +18,9 @@ from engine.node import Node
 from engine.process import StartError, announce, run_program
 from engine.served_model import find_model
 from kvtransfer.messages import NodeKey
+from protos.metrics_server import serve_metrics
 from protos.pd.v1 import cluster_pb2
 from protos.serving import GrpcServer
-
-STOP_GRACE_S = 2.0
 
 
 class Role(Protocol):
@@ -40,6 +40,7 @@ def main(
         config.node_id,
         lambda stop: serve_node(config, stop, role=role, role_name=role_name, make_role=make_role),
         exit_with_parent=config.exit_with_parent,
+        log_format=config.log_format,
     )
 
 
@@ -66,17 +67,35 @@ async def serve_node(
         raise StartError(str(error)) from error
     server = GrpcServer()
     parts = make_role(node, server)
-    try:
-        address = await server.start(config.listen)
-    except OSError as error:
-        raise StartError(str(error)) from error
-    node.membership = Membership(
-        registration=node.registration(config.advertise or address),
-        status=node.status,
-        on_change=parts.members_changed,
-    )
-    announce(role=role_name, node_id=config.node_id, address=address)
-    registered = asyncio.create_task(node.membership.run(config.coordinators))
+    async with AsyncExitStack() as stack:
+        try:
+            metrics_address = await stack.enter_async_context(
+                serve_metrics(config.metrics_listen, node.registry)
+            )
+            address = await server.start(config.listen)
+        except OSError as error:
+            raise StartError(str(error)) from error
+        node.membership = Membership(
+            registration=node.registration(config.advertise or address),
+            status=node.status,
+            on_change=parts.members_changed,
+            on_drain=stop.set,
+        )
+        announce(
+            role=role_name,
+            node_id=config.node_id,
+            address=address,
+            metrics_address=metrics_address,
+        )
+        await _serve_until(stop, node, server, parts)
+    if node.crashed.is_set():
+        raise StartError("the engine crashed; the log says why")
+
+
+async def _serve_until(stop: asyncio.Event, node: Node, server: GrpcServer, parts: Role) -> None:
+    """Registered, loading and serving, until stop is set or the engine has crashed; then down."""
+    assert node.membership is not None
+    registered = asyncio.create_task(node.membership.run(node.config.coordinators))
     try:
         await _load_or_stop(node, server, stop)
         await _first(stop, node.crashed)
@@ -84,15 +103,13 @@ async def serve_node(
     finally:
         await server.set_serving(False)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(STOP_GRACE_S):
+            async with asyncio.timeout(node.config.drain_grace_s):
                 await node.admission.wait_idle()
         await parts.close()
         await server.stop(grace_s=0)
         registered.cancel()
         await asyncio.gather(registered, return_exceptions=True)
         await node.stop()
-    if node.crashed.is_set():
-        raise StartError("the engine crashed; the log says why")
 
 
 async def _load_or_stop(node: Node, server: GrpcServer, stop: asyncio.Event) -> None:

@@ -1,6 +1,6 @@
 """What every program of ours does around its main coroutine: logs, signals, its parent, its exit.
 
-stdout: one JSON line when it listens. stderr: logs, one line per state change.
+stdout: one JSON line when it listens. stderr: logs, one line per state change (log_format.py).
 SIGTERM, SIGINT, or the end of stdin with --exit-with-parent: stop gracefully, exit 0.
 """
 
@@ -15,6 +15,8 @@ from collections.abc import Awaitable, Callable
 
 import uvloop
 
+from engine.log_format import log_formatter
+
 # Longest graceful stop after the parent is gone.
 ORPHAN_GRACE_S = 5.0
 SWITCH_INTERVAL_S = 0.0005
@@ -25,17 +27,19 @@ class StartError(Exception):
 
 
 def run_program(
-    name: str, main: Callable[[asyncio.Event], Awaitable[None]], *, exit_with_parent: bool
+    name: str,
+    main: Callable[[asyncio.Event], Awaitable[None]],
+    *,
+    exit_with_parent: bool,
+    log_format: str = "text",
 ) -> int:
     """Runs main(stop) on uvloop until it returns; stop is set when the program must end.
 
     Returns the exit status: 0, or 1 after a StartError.
     """
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=logging.INFO,
-        format=f"%(asctime)s {name} %(levelname)s %(message)s",
-    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(log_formatter(log_format, program=name))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
 
     # The engine thread and the event loop hand the GIL to each other thousands of times a second;
     # at the default of 5 ms each would wait for the other longer than a step's own Python takes.
@@ -58,10 +62,12 @@ def run_program(
     return 0
 
 
-def announce(*, role: str, node_id: str, address: str) -> None:
+def announce(*, role: str, node_id: str, address: str, metrics_address: str | None) -> None:
     """Tells whoever started this program where it listens: one JSON line on stdout."""
-    line = json.dumps({"role": role, "node_id": node_id, "address": address})
-    sys.stdout.write(line + "\n")
+    line = {"role": role, "node_id": node_id, "address": address}
+    if metrics_address is not None:
+        line["metrics_address"] = metrics_address
+    sys.stdout.write(json.dumps(line) + "\n")
     sys.stdout.flush()
 
 

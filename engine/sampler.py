@@ -1,10 +1,14 @@
 """Drawing tokens: a pure function of logits, params and (seed, choice, position).
 
-    logits -> banned to -inf -> greedy: argmax
-                             -> else: / temperature -> top_k -> top_p -> min_p -> inverse CDF at u
+    logits -> + logit_bias -> repetition, presence, frequency penalty -> banned to -inf
+        -> greedy: argmax
+        -> else: / temperature -> top_k -> top_p -> min_p -> inverse CDF at u
 
 u is one number in [0, 1) hashed from (seed, choice, position): the same request draws the same
-tokens on any node, in any batch, and after a resume. Filters have transformers' order and meaning.
+tokens on any node, in any batch, and after a resume. Filters have transformers' order and meaning;
+so has the repetition penalty, on each token of prompt and output: positive logits are divided by
+it, others multiplied. Presence (once) and frequency (per occurrence) are subtracted for tokens of
+the output alone, as OpenAI's API and vLLM do.
 
 Suffixes: B rows, V vocabulary, K tokens that pass the filters, in id order.
 """
@@ -23,7 +27,7 @@ def draw_tokens(logits_BV: torch.Tensor, draws: Sequence[Draw]) -> list[int]:
 
     Raises ValueError for a row whose logits hold a NaN, or nothing that may be drawn.
     """
-    logits_BV = _mask_banned(logits_BV.float(), draws)
+    logits_BV = _adjust(logits_BV.float(), draws)
     best_B, token_B = logits_BV.max(dim=-1)
     is_bad_B = ~torch.isfinite(best_B)
     if is_bad_B.any():
@@ -34,6 +38,26 @@ def draw_tokens(logits_BV: torch.Tensor, draws: Sequence[Draw]) -> list[int]:
             ids_K, cdf_K, target = _distribution(logits_BV[row], draw)
             tokens[row] = int(ids_K[_index(cdf_K, target)])
     return tokens
+
+
+def penalize(logits_V: torch.Tensor, draw: Draw) -> torch.Tensor:
+    """float32 logits with what draw's bias and penalties make of them, in a new tensor.
+
+    None becomes +inf, however small the repetition penalty. Source: transformers'
+    SequenceBiasLogitsProcessor and RepetitionPenaltyLogitsProcessor, vLLM's apply_penalties.
+    """
+    sampling, history, logits_V = draw.sampling, draw.history, logits_V.clone()
+    for token_id, bias in sampling.logit_bias:
+        logits_V[token_id] += bias
+    if history is not None:
+        counts_V = _count(history.token_ids, like_V=logits_V)
+        repetition = torch.tensor(sampling.repetition_penalty, device=logits_V.device)
+        repeated_V = torch.where(logits_V < 0, logits_V * repetition, logits_V / repetition)
+        logits_V = torch.where(counts_V > 0, repeated_V, logits_V)
+        counts_V = _count(history.token_ids[history.num_prompt_tokens :], like_V=logits_V)
+        logits_V -= (counts_V > 0) * sampling.presence_penalty
+        logits_V -= counts_V * sampling.frequency_penalty
+    return logits_V.clamp(max=torch.finfo(torch.float32).max)
 
 
 def filter_logits(logits_V: torch.Tensor, sampling: SamplingParams) -> torch.Tensor:
@@ -72,7 +96,7 @@ def sampling_margin(logits_V: torch.Tensor, draw: Draw) -> float:
     Greedy: the gap between the two highest logits. Otherwise: the distance, in probability, of u
     to the nearer edge of the drawn token's share that has a neighbour (infinite if none has).
     """
-    logits_V = _mask_banned(logits_V.float()[None], [draw])[0]
+    logits_V = _adjust(logits_V.float()[None], [draw])[0]
     if draw.sampling.temperature <= 0:
         if logits_V.shape[-1] == 1:
             return float("inf")
@@ -98,10 +122,21 @@ def _index(cdf_K: torch.Tensor, target: float) -> int:
     return min(int(torch.searchsorted(cdf_K, target, right=True)), len(cdf_K) - 1)
 
 
-def _mask_banned(logits_BV: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
-    if not any(draw.banned_token_ids for draw in draws):
+def _count(token_ids: Sequence[int], *, like_V: torch.Tensor) -> torch.Tensor:
+    """counts_V, int64: how often each token is among these."""
+    ids = torch.tensor(token_ids, dtype=torch.int64, device=like_V.device)
+    return torch.bincount(ids, minlength=like_V.shape[-1])
+
+
+def _adjust(logits_BV: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
+    rows = [row for row, draw in enumerate(draws) if draw.banned_token_ids or draw.is_adjusted]
+    if not rows:
         return logits_BV
     logits_BV = logits_BV.clone()
-    for row, draw in enumerate(draws):
-        logits_BV[row, list(draw.banned_token_ids)] = float("-inf")
+    for row in rows:
+        draw = draws[row]
+        if draw.is_adjusted:
+            logits_BV[row] = penalize(logits_BV[row], draw)
+        if draw.banned_token_ids:
+            logits_BV[row, list(draw.banned_token_ids)] = float("-inf")
     return logits_BV

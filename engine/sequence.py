@@ -10,12 +10,29 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How the next token is drawn from its logits. temperature 0 is greedy; top_k 0 keeps all."""
+    """How the next token is drawn from its logits. temperature 0 is greedy; top_k 0 keeps all.
+
+    logit_bias is (token id, what is added to its logit), each id once. What the penalties mean is
+    said in engine/sampler.py.
+    """
 
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether a draw depends on which tokens came before, not only on their number."""
+        return (
+            self.repetition_penalty != 1.0
+            or self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +54,10 @@ class GenerationSpec:
     """One request, complete: the same spec gives the same tokens wherever it runs.
 
     token_ids holds the prompt and, for a resumed request, what was generated before;
-    num_prompt_tokens tells them apart.
+    num_prompt_tokens tells them apart. num_logprobs and num_prompt_logprobs are how many
+    alternatives to report per token, generated or of the prompt; None: no log-probabilities.
+    priority (higher first), tenant and age_s, the time since the coordinator took the request in,
+    say when it is computed, never what.
     """
 
     request_id: str
@@ -47,6 +67,11 @@ class GenerationSpec:
     stop: StopConditions
     seed: int = 0
     choice: int = 0
+    num_logprobs: int | None = None
+    num_prompt_logprobs: int | None = None
+    priority: int = 0
+    tenant: str = ""
+    age_s: float = 0.0
 
     @property
     def max_num_tokens(self) -> int:

@@ -19,6 +19,7 @@ from engine.emulated_executor import ARCHITECTURE, EmulatedExecutor, emulated_la
 from engine.executor import Executor
 from kvtransfer.layout import KvLayout
 from kvtransfer.memory import HostMemory, KvMemory
+from kvtransfer.plane import GLOO, GRPC
 
 # Called with elements done and elements in all.
 Progress = Callable[[int, int], None]
@@ -39,7 +40,8 @@ class Placed:
 class ServedModel:
     """A model that this process can load. max_model_len is the longest it knows, in tokens.
 
-    default_kv_bytes is what its device can give to the pool unasked.
+    default_kv_bytes is what its device can give to the pool unasked; planes are the data planes
+    that its KV memory can use, best first.
     """
 
     name: str
@@ -47,6 +49,7 @@ class ServedModel:
     layout: KvLayout
     max_model_len: int
     default_kv_bytes: int
+    planes: tuple[str, ...]
     place: Callable[[int], Placed]
 
 
@@ -98,6 +101,7 @@ def _emulated_model(name: str, folder: Path, *, block_size: int, max_model_len: 
         layout=layout,
         max_model_len=max_model_len,
         default_kv_bytes=_host_share(),
+        planes=(GRPC,),
         place=place,
     )
 
@@ -148,5 +152,6 @@ def _torch_model(
         layout=layout,
         max_model_len=config.max_position_embeddings,
         default_kv_bytes=default_kv_bytes,
+        planes=(GLOO, GRPC) if device == "cpu" else (GRPC,),
         place=place_on_host if device == "cpu" else place_on_gpu,
     )

@@ -6,7 +6,7 @@ decode_arrays pads a pure decode step to a bucket: a padding row has one token, 
 and writes its KV into a scratch block that no sequence owns. All shapes but that of blocks, which
 comes last, then depend on the bucket alone.
 
-Suffixes: T packed tokens, R attention rows, B rows that draw.
+Suffixes: T packed tokens, R attention rows, B rows that draw and then tokens that are scored.
 """
 
 from collections.abc import Sequence
@@ -90,7 +90,9 @@ def step_arrays(rows: Sequence[Row], *, block_size: int) -> StepArrays:
         positions_T=positions_T,
         block_T=block_T,
         slot_T=positions_T % block_size,
-        last_B=(first_token_R + length_R - 1)[drawing],
+        last_B=np.concatenate(
+            ((first_token_R + length_R - 1)[drawing], _scored(rows, first_token_R))
+        ),
         first_token_R=first_token_R[order],
         num_tokens_R=length_R[order],
         context_R=context_R[order],
@@ -130,6 +132,7 @@ def decode_arrays(
 
 def batch_of(arrays: StepArrays, views: Sequence[torch.Tensor], draws: tuple[Draw, ...]) -> Batch:
     """The batch over device views of arrays.to_list()."""
+    num_scored = len(arrays.last_B) - len(draws)
     token_ids_T, positions_T, block_T, slot_T, last_B, *row_views, blocks = views
     first_token_R, num_tokens_R, context_R, table_start_R = row_views
     return Batch(
@@ -147,8 +150,18 @@ def batch_of(arrays: StepArrays, views: Sequence[torch.Tensor], draws: tuple[Dra
             max_chunk=arrays.max_chunk,
         ),
         last_B=last_B,
-        draws=draws,
+        draws=(*draws, *(None for _ in range(num_scored))),
     )
+
+
+def _scored(rows: Sequence[Row], first_token_R: Array) -> Array:
+    """The packed tokens that are scored."""
+    spans = [
+        np.arange(first, first + len(row.scoring.token_ids), dtype=np.int32)
+        for row, first in zip(rows, first_token_R.tolist(), strict=True)
+        if row.scoring is not None
+    ]
+    return np.concatenate(spans) if spans else _int32(())
 
 
 def _int32(values: Sequence[int]) -> Array:

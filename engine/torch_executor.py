@@ -15,6 +15,7 @@ from engine.executor import StepPlan, StepResult
 from engine.model import DTYPES, Decoder
 from engine.model_config import ModelConfig
 from engine.sampler import draw_tokens
+from engine.step_result import step_result
 from kvtransfer.layout import DEFAULT_INNER_ORDER, KvLayout
 from kvtransfer.memory import HostMemory
 
@@ -53,10 +54,7 @@ class TorchExecutor:
         with torch.inference_mode():
             batch = pack(plan, pool=self._pool)
             logits_BV = self._model.forward(batch, pool=self._pool)
-            drawn = iter(draw_tokens(logits_BV, batch.draws) if batch.draws else ())
-        return StepResult(
-            token_ids=tuple(None if row.draw is None else next(drawn) for row in plan.rows)
-        )
+            return step_result(plan.rows, logits_BV, draw=draw_tokens)
 
 
 def check_layout(layout: KvLayout, config: ModelConfig, *, dtype: str) -> None:

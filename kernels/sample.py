@@ -1,5 +1,6 @@
 """Tokens drawn from a batch of logits on the device, without waiting for it.
 
+    penalize  logits after a repetition, presence and frequency penalty
     greedy    argmax, the lowest id of equal ones; -1 where there is no finite maximum
     sample    p = softmax over what temperature, top_k, top_p and min_p leave;
               token = first id with cumsum(p) > u * sum(p), in id order, in float64
@@ -9,10 +10,38 @@ sampled row is a sort and four scans of its logits. A kernel of ours would save 
 few hundred microseconds, only for rows that sample, and would have to break ties as sort does.
 
 engine/sampler.py draws one row at a time and is the reference: same filters, same order.
-Suffixes: B rows, V vocabulary.
+Suffixes: B rows, V vocabulary, T tokens that came before, of all rows.
 """
 
 import torch
+
+
+def penalize(
+    logits_BV: torch.Tensor,
+    *,
+    repetition_B: torch.Tensor,
+    presence_B: torch.Tensor,
+    frequency_B: torch.Tensor,
+    row_T: torch.Tensor,
+    token_T: torch.Tensor,
+    is_output_T: torch.Tensor,
+) -> torch.Tensor:
+    """float32 logits, new ones. Token t came before in row row_T[t]; int64.
+
+    Penalties are float32; is_output_T is 1.0 for a token of the output and 0.0 for the prompt's.
+    """
+    at_T = row_T * logits_BV.shape[-1] + token_T
+    is_seen_BV = torch.zeros_like(logits_BV, dtype=torch.bool)
+    is_seen_BV.view(-1)[at_T] = True
+    repeated_BV = torch.where(
+        logits_BV < 0, logits_BV * repetition_B[:, None], logits_BV / repetition_B[:, None]
+    )
+    logits_BV = torch.where(is_seen_BV, repeated_BV, logits_BV)
+    # Sums of ones: exact in any order.
+    count_BV = torch.zeros_like(logits_BV)
+    count_BV.view(-1).scatter_add_(0, at_T, is_output_T)
+    logits_BV = logits_BV - (count_BV > 0) * presence_B[:, None]
+    return logits_BV - count_BV * frequency_B[:, None]
 
 
 def greedy(logits_BV: torch.Tensor) -> torch.Tensor:

@@ -7,16 +7,18 @@ The call owns everything that it takes: whatever ends it takes the sequence out 
 aborts the transfer and releases the lease. Runs on the event loop.
 """
 
-import asyncio
 import time
-from collections.abc import AsyncIterator
-from contextlib import ExitStack
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import ExitStack, aclosing
 
-from engine.loop import Run
+from engine.loop import Engine
 from engine.node import Node, request_log, run_errors
+from engine.outgoing import first_token, prompt_logprobs
 from engine.scheduler import Progress
+from engine.sequence import GenerationSpec
+from kvtransfer.blocks import Lease
 from kvtransfer.dialer import LaneDialer
-from kvtransfer.messages import FirstToken, NodeKey
+from kvtransfer.messages import NodeKey
 from kvtransfer.outgoing_lane import OutgoingLane
 from kvtransfer.wire import first_token_to_pb, node_from_pb
 from prefill_server.shipment import Shipment
@@ -32,16 +34,22 @@ class PrefillRole:
         async def resolve(target: NodeKey) -> str | None:
             return await node.address_of(target, role=cluster_pb2.NODE_ROLE_DECODE)
 
-        self._dialer = LaneDialer(me=node.key, pool=node.pool, memory=node.memory, resolve=resolve)
-        self._forgetting: set[asyncio.Task[None]] = set()
+        self._node = node
+        self._dialer = LaneDialer(
+            me=node.key,
+            pool=node.pool,
+            memory=node.memory,
+            resolve=resolve,
+            planes=node.planes,
+            metrics=node.lane_metrics,
+        )
         servicer = PrefillServicer(node, self._dialer)
         prefill_pb2_grpc.add_PrefillServiceServicer_to_server(servicer, server.server)
         server.announce("pd.v1.PrefillService")
 
     def members_changed(self, members: set[NodeKey]) -> None:
-        task = asyncio.create_task(self._dialer.forget(members))
-        self._forgetting.add(task)
-        task.add_done_callback(self._forgetting.discard)
+        assert self._node.membership is not None
+        self._dialer.keep(self._node.membership.of_role(cluster_pb2.NODE_ROLE_DECODE))
 
     async def close(self) -> None:
         await self._dialer.close()
@@ -55,40 +63,43 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
     async def Prefill(
         self, request: prefill_pb2.PrefillRequest, context: Context
     ) -> AsyncIterator[prefill_pb2.PrefillResponse]:
-        node, engine = self._node, self._node.engine
-        layout = node.model.layout
+        node = self._node
         spec = node.read(request.sequence)
-        num_tokens = len(spec.token_ids)
+        # Refused now, or later without a place.
+        engine = node.engine
         lane = await self._lane(request)
         arrived = _now()
-        num_blocks = layout.blocks_for(num_tokens + 1)
-        async with request_log(spec), node.admission.reserve_in_turn(num_blocks) as lease:
-            queued_s = _now() - arrived
-            with ExitStack() as cleanup:
-                shipment = None
-                if lane is not None:
-                    shipment = Shipment(
-                        lane,
-                        transfer_id=request.target.transfer_id,
-                        lease=lease,
-                        num_tokens=num_tokens,
-                        block_size=layout.block_size,
-                    )
-                    cleanup.callback(shipment.close, "prefill call ended")
-                async with engine.run(spec, lease, max_new_tokens=1) as run:
-                    with run_errors():
-                        last = await _compute(run, shipment)
-                assert last.token_id is not None
-                first = FirstToken(
-                    choice=spec.choice,
-                    position=last.position,
-                    token_id=last.token_id,
-                    finish_reason=last.reason,
-                )
-                yield _first_token(first, queued_s)
-                if shipment is not None:
-                    await shipment.hand_over(first)
-                    yield _shipped(shipment.num_blocks, layout.block_bytes)
+        num_blocks = node.model.layout.blocks_for(len(spec.token_ids) + 1)
+        with node.backlog.computing(len(spec.token_ids)) as computed:
+            async with request_log(spec), node.admission.reserve_in_turn(num_blocks) as lease:
+                queued_s = _now() - arrived
+                with ExitStack() as cleanup:
+                    shipment = None
+                    if lane is not None:
+                        shipment = self._shipment(lane, request.target.transfer_id, spec, lease)
+                        cleanup.callback(shipment.close, "prefill call ended")
+                    async with aclosing(_compute(spec, lease, engine)) as steps:
+                        async for progress in steps:
+                            computed(progress.num_computed)
+                            if shipment is not None:
+                                shipment.computed(progress.num_computed)
+                            for response in _responses(progress, spec, queued_s):
+                                yield response
+                    if shipment is not None:
+                        await shipment.hand_over(first_token(progress, choice=spec.choice))
+                        yield _shipped(shipment.num_blocks, node.model.layout.block_bytes)
+
+    def _shipment(
+        self, lane: OutgoingLane, transfer_id: bytes, spec: GenerationSpec, lease: Lease
+    ) -> Shipment:
+        return Shipment(
+            lane,
+            transfer_id=transfer_id,
+            lease=lease,
+            num_tokens=len(spec.token_ids),
+            block_size=self._node.model.layout.block_size,
+            metrics=self._node.lane_metrics,
+        )
 
     async def _lane(self, request: prefill_pb2.PrefillRequest) -> OutgoingLane | None:
         if not request.HasField("target"):
@@ -98,20 +109,33 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
         return await self._dialer.lane_to(node_from_pb(request.target.decode))
 
 
-async def _compute(run: Run, shipment: Shipment | None) -> Progress:
-    """Until the first token is drawn; full blocks ship meanwhile."""
-    while True:
-        for progress in await run.next():
-            if shipment is not None:
-                shipment.computed(progress.num_computed)
-            if progress.token_id is not None:
-                return progress
+async def _compute(
+    spec: GenerationSpec, lease: Lease, engine: Engine
+) -> AsyncGenerator[Progress, None]:
+    """Step by step until the first token is drawn, which comes last."""
+    async with engine.run() as run:
+        run.start(spec, lease, max_new_tokens=1)
+        with run_errors():
+            while True:
+                for progress in await run.next():
+                    yield progress
+                    if progress.token_id is not None:
+                        return
 
 
-def _first_token(first: FirstToken, queued_s: float) -> prefill_pb2.PrefillResponse:
-    message = prefill_pb2.FirstToken(runs=[first_token_to_pb(first)])
-    message.queue.FromNanoseconds(int(queued_s * 1e9))
-    return prefill_pb2.PrefillResponse(first_token=message)
+def _responses(
+    progress: Progress, spec: GenerationSpec, queued_s: float
+) -> Iterator[prefill_pb2.PrefillResponse]:
+    """What a step has brought that the coordinator wants to know."""
+    if progress.prompt_logprobs is not None:
+        yield prefill_pb2.PrefillResponse(
+            prompt_logprobs=prompt_logprobs(progress.prompt_logprobs, spec.token_ids)
+        )
+    if progress.token_id is not None:
+        first = first_token_to_pb(first_token(progress, choice=spec.choice))
+        message = prefill_pb2.FirstToken(runs=[first])
+        message.queue.FromNanoseconds(int(queued_s * 1e9))
+        yield prefill_pb2.PrefillResponse(first_token=message)
 
 
 def _shipped(num_blocks: int, block_bytes: int) -> prefill_pb2.PrefillResponse:

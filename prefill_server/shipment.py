@@ -1,7 +1,10 @@
 """One prompt's KV on its way to a decode node: blocks are offered as soon as they are full."""
 
+import time
+
 from kvtransfer.blocks import Lease
 from kvtransfer.ending import Ending
+from kvtransfer.lane_metrics import LaneMetrics
 from kvtransfer.messages import FirstToken
 from kvtransfer.outgoing_lane import OutgoingLane
 from protos.errors import Reason, ServingError
@@ -18,13 +21,18 @@ class Shipment:
         lease: Lease,
         num_tokens: int,
         block_size: int,
+        metrics: LaneMetrics,
     ) -> None:
         self._lane = lane
+        self._metrics = metrics
         self._num_tokens = num_tokens
         self._block_size = block_size
         self._num_offered = 0
+        self._offered_at = 0.0
         self._ending = Ending()
-        self._transfer = lane.begin(transfer_id, lease=lease, on_end=self._ending.set)
+        self._transfer = lane.begin(
+            transfer_id, lease=lease, num_tokens=num_tokens, on_end=self._ending.set
+        )
 
     @property
     def num_blocks(self) -> int:
@@ -43,6 +51,7 @@ class Shipment:
                 num_blocks=num_full - self._num_offered,
             )
             self._num_offered = num_full
+            self._offered_at = time.monotonic()
 
     async def hand_over(self, first_token: FirstToken) -> None:
         """Commits; returns when the decode node has sealed every block. Raises ServingError."""
@@ -50,6 +59,7 @@ class Shipment:
         reason = await self._ending.wait()
         if reason is not None:
             raise self._aborted(reason)
+        self._metrics.exposed(time.monotonic() - self._offered_at)
 
     def close(self, reason: str) -> None:
         """Aborts the transfer unless it has ended."""

@@ -9,10 +9,14 @@ import torch
 
 from coordinator.client import AsyncClient
 from coordinator.events import Delta, Finished, Node
+from engine.emulated_executor import next_token, pack_tokens
+from engine.executor import Draw
+from engine.sequence import SamplingParams
 
 # Two logits (float32) closer than this may swap between two orders of summation. Rounding moves a
 # logit of these models (of size 10 to 30) by some 1e-5; a wrong KV entry moves it by far more.
 NEAR_TIE = 1e-3
+EMULATED_VOCAB_SIZE = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +26,22 @@ class Result:
     token_ids: list[int]
     text: str
     finished: Finished
+
+
+def predicted(
+    prompt: list[int], num_tokens: int, *, seed: int | None = None, choice: int = 0
+) -> list[int]:
+    """What an emulated model's hash rule gives; seed for a sampled request."""
+    tokens = list(prompt)
+    for _ in range(num_tokens):
+        draw = Draw(
+            sampling=SamplingParams(temperature=0.0 if seed is None else 1.0),
+            seed=seed or 0,
+            choice=choice,
+            position=len(tokens),
+        )
+        tokens.append(next_token(pack_tokens(tokens), draw=draw, vocab_size=EMULATED_VOCAB_SIZE))
+    return tokens[len(prompt) :]
 
 
 async def collect(client: AsyncClient, prompt: Any, **options: Any) -> Result:

@@ -24,6 +24,7 @@ async def test_served_tokens_equal_transformers(architecture: str, tmp_path: Pat
 
     def cluster(num_prefill: int) -> Cluster:
         return Cluster(
+            coordinator_options={"local_prefill": "never"},
             model=str(folder),
             num_prefill=num_prefill,
             num_decode=1,

@@ -9,34 +9,20 @@ import pytest_asyncio
 
 from coordinator.client import AsyncClient
 from coordinator.supervisor import Cluster
-from engine.emulated_executor import next_token, pack_tokens
-from engine.executor import Draw
-from engine.sequence import SamplingParams
-from tests.e2e.serving import collect, wait_all_available
+from tests.e2e.serving import EMULATED_VOCAB_SIZE, collect, predicted, wait_all_available
 
-VOCAB_SIZE = 256
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-
-def predicted(prompt: list[int], num_tokens: int, *, seed: int | None = None) -> list[int]:
-    """What the hash rule gives; seed for a sampled request."""
-    tokens = list(prompt)
-    for _ in range(num_tokens):
-        draw = Draw(
-            sampling=SamplingParams(temperature=0.0 if seed is None else 1.0),
-            seed=seed or 0,
-            choice=0,
-            position=len(tokens),
-        )
-        tokens.append(next_token(pack_tokens(tokens), draw=draw, vocab_size=VOCAB_SIZE))
-    return tokens[len(prompt) :]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def cluster() -> AsyncIterator[Cluster]:
     async with Cluster(
-        model="emulated", num_prefill=4, num_decode=8, node_options={"kv_memory_gb": 0.00002}
+        coordinator_options={"local_prefill": "never"},
+        model="emulated",
+        num_prefill=4,
+        num_decode=8,
+        node_options={"kv_memory_gb": 0.00002},
     ) as cluster:
         yield cluster
 
@@ -51,7 +37,9 @@ async def test_200_concurrent_requests_on_twelve_nodes_get_the_predicted_tokens(
     rng = random.Random(1)
 
     async def one() -> tuple[str, str]:
-        prompt = [rng.randrange(VOCAB_SIZE) for _ in range(rng.choice((1, 15, 16, 17, 100, 700)))]
+        prompt = [
+            rng.randrange(EMULATED_VOCAB_SIZE) for _ in range(rng.choice((1, 15, 16, 17, 100, 700)))
+        ]
         num_tokens, seed = rng.choice((1, 2, 20)), rng.choice((None, rng.randrange(2**60)))
         sample = {} if seed is None else {"temperature": 1.0, "seed": seed}
         result = await collect(client, prompt, max_tokens=num_tokens, **sample)
@@ -81,7 +69,7 @@ async def test_a_third_of_200_requests_cancelled_at_random_moments_leaks_nothing
     rng = random.Random(2)
 
     async def one(index: int) -> None:
-        prompt = [rng.randrange(VOCAB_SIZE) for _ in range(rng.randrange(1, 2500))]
+        prompt = [rng.randrange(EMULATED_VOCAB_SIZE) for _ in range(rng.randrange(1, 2500))]
         if index % 3:
             result = await collect(client, prompt, max_tokens=8)
             assert result.token_ids == predicted(prompt, 8)

@@ -88,13 +88,14 @@ def kv(node: Node, lease: Lease, num_tokens: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("num_tokens", [1, BLOCK_SIZE - 1, BLOCK_SIZE, BLOCK_SIZE + 1, 123])
-async def test_decode_blocks_equal_prefill_blocks(num_tokens: int, tmp_path: Path):
+@pytest.mark.parametrize("plane", ["grpc", "gloo"])
+async def test_decode_blocks_equal_prefill_blocks(num_tokens: int, plane: str, tmp_path: Path):
     folder = make_tiny_model(tmp_path / "tiny", "qwen3")
     prompt = [random.Random(num_tokens).randrange(256) for _ in range(num_tokens)]
     async with AsyncExitStack() as stack:
         address = await stack.enter_async_context(coordinator_process(folder))
         flags = ["--coordinator", address, "--model", str(folder), "--dtype", "float32"]
-        flags += ["--block-size", str(BLOCK_SIZE), "--kv-memory-gb", "0.01"]
+        flags += ["--block-size", str(BLOCK_SIZE), "--kv-memory-gb", "0.01", "--plane", plane]
         prefill, sent = await stack.enter_async_context(
             node_here("prefill", PrefillRole, cluster_pb2.NODE_ROLE_PREFILL, flags)
         )
@@ -103,9 +104,11 @@ async def test_decode_blocks_equal_prefill_blocks(num_tokens: int, tmp_path: Pat
         )
         client = await stack.enter_async_context(AsyncClient(address))
         await wait_until(client, lambda nodes: [n.state for n in nodes] == ["serving"] * 2)
+        # Those before are the calibration's, those after are what the engine grows into.
+        before = len(sent), len(received)
         result = await collect(client, prompt, max_tokens=5, ignore_eos=True)
         assert result.finished.served_as == "disaggregated"
-        # The last leases: earlier ones are from the nodes' calibration.
-        ours, theirs = kv(prefill, sent[-1], num_tokens), kv(decode, received[-1], num_tokens)
+        ours = kv(prefill, sent[before[0]], num_tokens)
+        theirs = kv(decode, received[before[1]], num_tokens)
         assert torch.equal(ours, theirs)
         assert ours.any()

@@ -55,7 +55,13 @@ def expected(reference: Any, prompts: list[list[int]]) -> list[list[int]]:
 
 
 def cluster(*, num_prefill: int) -> Cluster:
-    return Cluster(model=MODEL, num_prefill=num_prefill, num_decode=1, node_options=NODE_OPTIONS)
+    return Cluster(
+        model=MODEL,
+        num_prefill=num_prefill,
+        num_decode=1,
+        node_options=NODE_OPTIONS,
+        coordinator_options={"local_prefill": "never"},
+    )
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

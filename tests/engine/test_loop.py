@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -9,7 +10,7 @@ from engine.catalog import resolve_model
 from engine.cost_model import CostProfile
 from engine.emulated_executor import EmulatedExecutor, emulated_layout, next_token, pack_tokens
 from engine.executor import Draw, StepPlan, StepResult
-from engine.loop import Engine, StepFailed
+from engine.loop import Engine, Preempted, StepFailed
 from engine.scheduler import Scheduler
 from engine.sequence import GenerationSpec, SamplingParams, StopConditions
 from kvtransfer.blocks import BlockPool
@@ -38,10 +39,14 @@ async def engine(num_blocks: int = 32):
     memory = HostMemory(emulated_layout(model="emulated", block_size=4), num_blocks)
     folder = resolve_model("emulated", allow_download=False).folder
     executor = Failing(folder=folder, memory=memory)
-    pool = BlockPool(num_blocks)
+    freed = []
+    pool = BlockPool(num_blocks, on_free=lambda: [tell() for tell in freed])
     scheduler = Scheduler(FREE, step_budget_ms=0.2, block_size=4)
     crashed = asyncio.Event()
-    engine = Engine(executor=executor, scheduler=scheduler, pool=pool, on_crash=crashed.set)
+    engine = Engine(
+        executor=executor, scheduler=scheduler, pool=pool, memory=memory, on_crash=crashed.set
+    )
+    freed.append(engine.blocks_came_free)
     engine.crashed = crashed
     engine.start()
     try:
@@ -82,7 +87,8 @@ async def test_tokens_follow_the_rule_and_the_blocks_come_back(num_prompt: int):
     prompt = list(range(20, 20 + num_prompt))
     async with engine() as (loop, pool):
         lease = pool.reserve(15)
-        async with loop.run(spec(prompt), lease) as run:
+        async with loop.run() as run:
+            run.start(spec(prompt), lease)
             assert await drain(run) == predicted(prompt, 5)
         pool.release(lease)
         while pool.counts().available != 32:
@@ -93,19 +99,21 @@ async def test_a_run_goes_on_from_kv_that_is_there():
     prompt = [1, 2, 3, 4, 5, 6]
     async with engine() as (loop, pool):
         lease = pool.reserve(4)
-        async with loop.run(spec(prompt), lease, max_new_tokens=1) as run:
+        async with loop.run() as run:
+            run.start(spec(prompt), lease, max_new_tokens=1)
             (first,) = await drain(run)
-        async with loop.run(
-            spec(prompt), lease, token_ids=(*prompt, first), num_computed=len(prompt)
-        ) as run:
+        async with loop.run() as run:
+            run.start(spec(prompt), lease, token_ids=(*prompt, first), num_computed=len(prompt))
             assert [first, *await drain(run)] == predicted(prompt, 5)
 
 
 async def test_leaving_a_run_frees_its_blocks_while_others_go_on():
     async with engine() as (loop, pool):
         short, long = pool.reserve(4), pool.reserve(20)
-        async with loop.run(spec([7], max_tokens=60), long) as going_on:
-            async with loop.run(spec([1, 2], max_tokens=14), short) as run:
+        async with loop.run() as going_on:
+            going_on.start(spec([7], max_tokens=60), long)
+            async with loop.run() as run:
+                run.start(spec([1, 2], max_tokens=14), short)
                 await run.next()
             pool.release(short)
             while pool.counts().available != 12:
@@ -116,10 +124,12 @@ async def test_leaving_a_run_frees_its_blocks_while_others_go_on():
 async def test_a_failed_step_ends_its_runs_and_the_engine_goes_on():
     async with engine() as (loop, pool):
         lease = pool.reserve(4)
-        async with loop.run(spec([13]), lease) as run:
+        async with loop.run() as run:
+            run.start(spec([13]), lease)
             with pytest.raises(StepFailed, match="unlucky"):
                 await run.next()
-        async with loop.run(spec([1]), lease) as run:
+        async with loop.run() as run:
+            run.start(spec([1]), lease)
             assert await drain(run) == predicted([1], 5)
         pool.release(lease)
         while pool.counts().available != 32:
@@ -133,7 +143,84 @@ async def test_a_fault_of_ours_in_the_engine_thread_fails_its_runs_and_is_told(m
     async with engine() as (loop, pool), asyncio.timeout(5):
         monkeypatch.setattr(Scheduler, "apply", broken)
         lease = pool.reserve(4)
-        async with loop.run(spec([1]), lease) as run:
+        async with loop.run() as run:
+            run.start(spec([1]), lease)
             with pytest.raises(StepFailed, match="crashed"):
                 await run.next()
         await loop.crashed.wait()
+
+
+async def test_a_sequence_grows_past_its_lease_and_gives_everything_back():
+    async with engine() as (loop, pool):
+        lease = pool.reserve(1)
+        async with loop.run() as run:
+            run.start(spec([1, 2], max_tokens=40), lease)
+            assert await drain(run) == predicted([1, 2], 40)
+        pool.release(lease)
+        while pool.counts().available != 32:
+            await asyncio.sleep(0)
+
+
+async def test_the_youngest_is_preempted_and_goes_on_from_what_it_has():
+    """10 blocks of 4 tokens: two sequences of 30 tokens do not fit, one after the other does."""
+    async with engine(10) as (loop, pool):
+        old, young = pool.reserve(1), pool.reserve(1)
+        async with loop.run() as first, loop.run() as second:
+            first.start(replace(spec([1], max_tokens=29), age_s=10.0), old)
+            second.start(spec([2], max_tokens=29), young)
+            tokens: list[int] = []
+            with pytest.raises(Preempted):
+                while True:
+                    tokens += [progress.token_id for progress in await second.next()]
+            second.close()
+            pool.release(young)
+            assert await drain(first) == predicted([1], 29)
+        pool.release(old)
+        assert tokens == predicted([2], 29)[: len(tokens)]
+        assert 8 < len(tokens) < 29
+        lease = pool.reserve(10)
+        rest = replace(spec([2], max_tokens=29), token_ids=(2, *tokens))
+        async with loop.run() as run:
+            run.start(rest, lease)
+            assert tokens + await drain(run) == predicted([2], 29)
+
+
+async def test_the_lowest_priority_is_preempted_whatever_its_age():
+    async with engine(10) as (loop, pool):
+        old, young = pool.reserve(1), pool.reserve(1)
+        async with loop.run() as first, loop.run() as second:
+            first.start(replace(spec([1], max_tokens=29), age_s=10.0), old)
+            second.start(replace(spec([2], max_tokens=29), priority=1), young)
+            with pytest.raises(Preempted):
+                while True:
+                    await first.next()
+            first.close()
+            pool.release(old)
+            assert await drain(second) == predicted([2], 29)
+
+
+@pytest.mark.parametrize("num_prompt", [1, 4, 5, 6, 9])
+async def test_a_second_choice_shares_full_blocks_and_has_a_copy_of_the_last(num_prompt):
+    prompt = list(range(20, 20 + num_prompt))
+    num_shared = (num_prompt - 1) // 4
+    async with engine() as (loop, pool):
+        lease = pool.reserve(10)
+        async with loop.run() as run:
+            one = run.start(spec(prompt), lease, block_ids=lease.block_ids[:5])
+            (progress,) = await run.next()
+            copied = lease.block_ids[num_shared] if (num_prompt - 1) % 4 else None
+            two = run.start(
+                spec(prompt),
+                lease,
+                block_ids=[*lease.block_ids[:num_shared], *lease.block_ids[5:]],
+                num_computed=num_prompt - 1,
+                copy_from=copied,
+            )
+            drawn = {one: [progress.token_id], two: []}
+            while any(len(tokens) < 5 for tokens in drawn.values()):
+                for progress in await run.next():
+                    drawn[progress.key].append(progress.token_id)
+        assert drawn[one] == drawn[two] == predicted(prompt, 5)
+        pool.release(lease)
+        while pool.counts().available != 32:
+            await asyncio.sleep(0)

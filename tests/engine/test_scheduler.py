@@ -1,5 +1,7 @@
 """The scheduler, with costs that make every step computable by hand: 1 ms per token, no more."""
 
+from dataclasses import replace
+
 import pytest
 
 from engine.cost_model import CostProfile, chunk_shape, decode_shape, row_shape
@@ -35,7 +37,7 @@ def running(
     return Running(
         key=key,
         spec=spec,
-        block_table=tuple(range(-(-(num_prompt + max_tokens) // 4))),
+        block_table=list(range(-(-(num_prompt + max_tokens) // 4))),
         token_ids=list(spec.token_ids),
         num_computed=0,
         max_new_tokens=max_new or max_tokens,
@@ -86,13 +88,74 @@ def test_decode_rows_go_first_and_a_prompt_gets_at_least_a_block():
     assert [span[5] for span in spans] == [(0, 4), (4, 8)]
 
 
-def test_prompts_share_a_step_in_order_of_arrival():
+def test_prompts_share_a_step_the_shortest_first():
     schedule = scheduler(budget_ms=12)
     schedule.add(running(1, 5))
     schedule.add(running(2, 9))
     schedule.add(running(3, 4))
-    # 5 of the first, then 4 (one block) of the second: 3 more fit no whole block of the third.
-    assert step(schedule)[0] == {1: (0, 5), 2: (0, 4)}
+    # 4 of the third, 5 of the first: 3 more fit no whole block of the second.
+    assert step(schedule)[0] == {3: (0, 4), 1: (0, 5)}
+
+
+def test_a_short_prompt_passes_a_long_one_that_has_begun():
+    schedule = scheduler(budget_ms=8)
+    schedule.add(running(1, 40))
+    assert step(schedule)[0] == {1: (0, 8)}
+    schedule.add(running(2, 6))
+    assert step(schedule)[0] == {2: (0, 6)}
+
+
+def test_a_long_prompt_is_passed_no_longer_than_it_computes():
+    """1 ms per token: 40 ms of prompt, and short ones without end, 8 ms every step."""
+    schedule = scheduler(budget_ms=8)
+    schedule.add(running(1, 40))
+    waited_ms = 0
+    for key in range(2, 20):
+        schedule.add(running(key, 8, max_new=1))
+        spans, _ = step(schedule)
+        if 1 in spans:
+            break
+        waited_ms += 8
+    # After 32 ms it has 8 left to go before it counts as the shortest, and is first by age.
+    assert waited_ms == 32
+
+
+def test_a_higher_priority_goes_before_a_shorter_prompt():
+    schedule = scheduler(budget_ms=8)
+    urgent = running(2, 8)
+    urgent.spec = replace(urgent.spec, priority=1)
+    schedule.add(running(1, 4))
+    schedule.add(urgent)
+    assert step(schedule)[0] == {2: (0, 8)}
+
+
+def test_a_sequence_without_a_place_for_its_next_token_waits_for_a_block():
+    schedule = scheduler()
+    sequence = running(1, 4, max_tokens=20)
+    sequence.block_table = [0, 1]
+    schedule.add(sequence)
+    for _ in range(5):
+        step(schedule)
+    assert len(sequence.token_ids) == 9
+    assert schedule.in_need_of_blocks() == [sequence]
+    assert schedule.plan() is None
+    sequence.block_table.append(2)
+    assert schedule.in_need_of_blocks() == []
+    assert step(schedule)[0] == {1: (8, 9)}
+
+
+def test_the_victim_is_the_youngest_of_the_lowest_priority_and_never_the_only_one():
+    schedule = scheduler()
+    first, second, urgent = running(1, 4), running(2, 4), running(3, 4)
+    first.arrived_s, second.arrived_s, urgent.arrived_s = 1.0, 2.0, 3.0
+    urgent.spec = replace(urgent.spec, priority=1)
+    schedule.add(urgent)
+    assert schedule.victim() is None
+    for sequence in (second, first):
+        schedule.add(sequence)
+    assert schedule.victim() is second
+    schedule.remove(2)
+    assert schedule.victim() is first
 
 
 def test_a_limit_of_new_tokens_ends_a_sequence_that_is_not_finished():
