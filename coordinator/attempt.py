@@ -124,14 +124,21 @@ class Attempt:
                         await self._put(response.prompt_logprobs)
             self._fail(ServingError(Reason.INTERNAL, f"{decode.key} ended early"))
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
-            failure = await _node_error(call, error, decode)
+            failure = await self._node_error(call, error, decode)
             if failure.reason not in _TRY_LATER:
                 self._fail(failure)
             else:
                 decode.refused_seq = decode.status_seq
                 self._fail(Refused())
 
+    async def _node_error(self, call: Any, error: Exception, node: NodeEntry) -> ServingError:
+        failure = await _node_error(call, error, node)
+        if failure.reason is Reason.NODE_LOST:
+            self._claim.avoid(node)
+        return failure
+
     def _reserved(self, decode: NodeEntry, reserved: decode_pb2.Reserved) -> types_pb2.Target:
+        decode.num_broken = 0
         if reserved.status_seq > decode.status_seq:
             decode.status_seq = reserved.status_seq
             decode.available_blocks = reserved.available_blocks
@@ -152,13 +159,14 @@ class Attempt:
         self._calls.append(call)
         try:
             async for response in call:
+                prefill.num_broken = 0
                 if response.WhichOneof("event") == "prompt_logprobs":
                     await self._put(response.prompt_logprobs)
                 for run in response.first_token.runs:
                     await self._put(run)
         except grpc.aio.AioRpcError as error:
             if not self._is_sealed:
-                self._fail(await _node_error(call, error, prefill))
+                self._fail(await self._node_error(call, error, prefill))
         finally:
             self._claim.let_go(prefill=True)
 
@@ -222,8 +230,6 @@ async def _node_error(call: Any, error: Exception, node: NodeEntry) -> ServingEr
         return ours
     match error.code():
         case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.CANCELLED:
-            # Not again before it has told that it is alive.
-            node.refused_seq = node.status_seq
             return ServingError(Reason.NODE_LOST, f"lost {node.key}", node=node.key)
         case grpc.StatusCode.DEADLINE_EXCEEDED:
             return ServingError(Reason.DEADLINE_EXCEEDED, "the deadline has passed")

@@ -43,6 +43,10 @@ class Claim:
         if decode or prefill:
             self._registry.changed()
 
+    def avoid(self, node: NodeEntry) -> None:
+        """The node did not answer as a node should."""
+        self._registry.avoid(node)
+
     def _count(self, sign: int, *, decode: bool, prefill: bool) -> None:
         node, need = self.pair.decode, self._need
         if decode and node is not None:

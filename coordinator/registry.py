@@ -7,6 +7,7 @@ Plain state on the event loop, rebuilt from the nodes' registrations whenever th
 starts. A node is known by (id, incarnation): what an earlier life says is not heard.
 """
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -23,6 +24,8 @@ NO_PROFILE = CostProfile(
     prefill_context_ms=0.0,
 )
 STUCK_FLOOR_S = 5.0
+AVOID_S = 0.5
+MAX_AVOID_S = 8.0
 STUCK_FACTOR = 20.0
 
 
@@ -63,6 +66,9 @@ class NodeEntry:
     unseen_tokens: int = 0
     # It refused at this status: ask again when it tells of another.
     refused_seq: int | None = None
+    # Calls to it that broke, one after the other; while avoided it gets no new ones.
+    num_broken: int = 0
+    is_avoided: bool = False
     is_lost: bool = False
     on_lost: set[Callable[[], None]] = field(default_factory=set)
 
@@ -86,6 +92,8 @@ class NodeEntry:
 
     @property
     def is_refusing(self) -> bool:
+        if self.is_avoided:
+            return True
         return self.refused_seq is not None and self.status_seq <= self.refused_seq
 
 
@@ -115,6 +123,19 @@ class Registry:
         entry.is_lost = True
         for callback in list(entry.on_lost):
             callback()
+        self.changed()
+
+    def avoid(self, entry: NodeEntry) -> None:
+        """A call to the node broke, though it may go on telling that it is well: it gets nothing
+        for a while, which doubles each time until a call works()."""
+        seconds = min(AVOID_S * 2**entry.num_broken, MAX_AVOID_S)
+        entry.num_broken += 1
+        if not entry.is_avoided:
+            entry.is_avoided = True
+            asyncio.get_running_loop().call_later(seconds, self._forgive, entry)
+
+    def _forgive(self, entry: NodeEntry) -> None:
+        entry.is_avoided = False
         self.changed()
 
     def changed(self) -> None:

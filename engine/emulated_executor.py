@@ -1,9 +1,10 @@
 """An executor without a model: steps last what the cost profile says, tokens are a hash.
 
-The KV of a token is its id (K its low 16 bits, V its high ones), and the next token is a hash of the
-ids that are read back from the blocks. So a block that did not arrive, or that somebody else wrote, changes the output,
-and the right output can be computed by hand: next_token(). There are no logits: bans are kept to,
-bias and penalties change nothing, and log-probabilities are made up: made_up_logprobs().
+The KV of a token is its id (K its low 16 bits, V its high ones), and the next token is a hash of
+the ids that are read back from the blocks. So a block that did not arrive, or that somebody else
+wrote, changes the output, and the right output can be computed by hand: next_token(). There are no
+logits: bans are kept to, bias and penalties change nothing, and log-probabilities are made up:
+made_up_logprobs().
 Runs on the engine thread.
 """
 

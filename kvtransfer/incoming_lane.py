@@ -219,16 +219,18 @@ class IncomingLane:
         except LeaseReleased:
             return
         size_bytes = chunk.num_blocks * self._theirs.block_bytes
-        write_chunk(
-            self._memory,
-            lease.block_ids,
-            self._slots[chunk.slot][:size_bytes],
-            theirs=self._theirs,
-            first_block=chunk.first_block,
-            num_blocks=chunk.num_blocks,
-            num_tokens=action.transfer.num_tokens,
-        )
-        self._pool.end_write(block_ids, writer=writer)
+        try:
+            write_chunk(
+                self._memory,
+                lease.block_ids,
+                self._slots[chunk.slot][:size_bytes],
+                theirs=self._theirs,
+                first_block=chunk.first_block,
+                num_blocks=chunk.num_blocks,
+                num_tokens=action.transfer.num_tokens,
+            )
+        finally:
+            self._pool.end_write(block_ids, writer=writer)
 
 
 def _now() -> float:

@@ -6,8 +6,9 @@
     abort()       --> ABORT; a chunk whose grant is under way is still completed
 
 At most num_slots chunks are announced and not acknowledged, two of them not shipped, and transfers
-take turns chunk by chunk, so that a short prompt does not wait for a long one's blocks. A chunk that arrived damaged
-goes before its transfer's others, and may follow its COMMIT. Runs on the event loop.
+take turns chunk by chunk, so that a short prompt does not wait for a long one's blocks. A chunk
+that arrived damaged goes before its transfer's others, and may follow its COMMIT. Runs on the
+event loop.
 """
 
 from collections import deque

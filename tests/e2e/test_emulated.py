@@ -11,7 +11,6 @@ from coordinator.client import AsyncClient
 from coordinator.supervisor import Cluster
 from tests.e2e.serving import EMULATED_VOCAB_SIZE, collect, predicted, wait_all_available
 
-
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 

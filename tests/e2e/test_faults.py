@@ -1,8 +1,8 @@
 """Every fault, of every program, at every stage of a request, on 2 + 2 nodes: the stream goes on.
 
 The stream must equal the undisturbed one, token for token. Where the design allows no better it
-may end in a typed error: only when the coordinator itself is killed or started again, because the
-client then has nobody who knows of its stream. Two seconds after everything is back, every block of
+may end in a typed error: only when the coordinator itself is killed, started again or frozen for
+longer than its client's pings allow; then nobody is left who knows of the stream. Two seconds after everything is back, every block of
 every node is available. `make test` runs a dozen cells, `make test-faults` all of them.
 """
 
@@ -185,7 +185,7 @@ async def test_a_stream_is_as_if_nothing_had_happened(fault: str, victim: str, s
         await blocks_come_back(cluster)
     expected = predicted(prompt, NUM_TOKENS)
     for stream in streams:
-        if victim == COORDINATOR and fault in ("kill", "restart"):
+        if victim == COORDINATOR and fault != "cut":
             assert stream.token_ids == expected[: len(stream.token_ids)]
             assert stream.finished is not None or stream.error is not None
             continue

@@ -1,4 +1,4 @@
-"""Nodes that die, freeze or come back, and clients that do not read: streams go on, nothing is held."""
+"""Nodes that die, freeze or come back, and clients that do not read: streams go on."""
 
 import asyncio
 import signal
