@@ -12,10 +12,15 @@ TOKENIZER = ModelTokenizer(resolve_model("emulated", allow_download=False).folde
 LENGTH, STOP = types_pb2.FINISH_REASON_LENGTH, types_pb2.FINISH_REASON_STOP
 
 
-def answer() -> Answer:
+def answer(marks: Marks | None = None, **stop: object) -> Answer:
     """After a prompt of 10 tokens; ids are bytes."""
-    marks = Marks(arrived=100.0)
-    return Answer(detokenizer=TOKENIZER.detokenizer(), marks=marks, next_position=10)
+    return Answer(
+        choice=0,
+        num_prompt_tokens=10,
+        detokenizer=TOKENIZER.detokenizer(),
+        stop=types_pb2.StopConditions(**stop),
+        marks=marks or Marks(arrived=100.0),
+    )
 
 
 def run(position: int, text: bytes, reason: types_pb2.FinishReason = 0) -> types_pb2.TokenRun:
@@ -29,7 +34,7 @@ def test_a_token_that_is_told_twice_is_delivered_once():
     assert given.push(run(10, b"a"), now=102) is None
     rest = given.push(run(10, b"abc"), now=103)
     assert (rest.position, list(rest.token_ids), rest.text) == (11, [98, 99], "bc")
-    assert given.num_tokens == 3
+    assert given.token_ids == [97, 98, 99]
 
 
 def test_a_gap_is_an_error():
@@ -48,7 +53,7 @@ def test_a_stop_token_is_in_the_ids_and_not_in_the_text():
     given = answer()
     delta = given.push(run(10, b"ab!", STOP), now=101)
     assert (list(delta.token_ids), delta.text) == (list(b"ab!"), "ab")
-    assert given.to_finish().stop_token_id == ord("!")
+    assert given.finish.stop_token_id == ord("!")
 
 
 def test_what_comes_after_the_end_is_not_delivered():
@@ -58,13 +63,13 @@ def test_what_comes_after_the_end_is_not_delivered():
 
 
 def test_stages_of_the_timing_add_up():
-    given = answer()
-    given.marks.paired, given.marks.reserved = 101.0, 102.0
+    marks = Marks(arrived=100.0, paired=101.0, reserved=102.0)
+    given = answer(marks)
     given.push(run(10, b"a"), now=104)
-    given.marks.sealed = 105.0
+    marks.sealed = 105.0
     given.push(run(11, b"bc"), now=107)
     given.push(run(13, b"d", LENGTH), now=110)
-    timing = given.marks.to_timing()
+    timing = marks.to_timing()
     seconds = {name.name: value.ToSeconds() for name, value in timing.ListFields()}
     assert seconds == {
         "queue": 1,
@@ -76,3 +81,34 @@ def test_stages_of_the_timing_add_up():
         "ttft": 4,
         "total": 10,
     }
+
+
+def test_a_stop_string_ends_the_choice_at_the_token_that_completes_it():
+    given = answer(stop_strings=["never", "cd"])
+    first = given.push(run(10, b"abc"), now=101)
+    assert (list(first.token_ids), first.text) == (list(b"abc"), "ab")
+    last = given.push(run(13, b"def"), now=102)
+    assert (list(last.token_ids), last.text) == (list(b"d"), "")
+    assert given.finish.reason == STOP
+    assert given.finish.stop_string == "cd"
+    assert given.token_ids == list(b"abcd")
+
+
+def test_a_stop_string_does_not_stop_before_min_tokens():
+    given = answer(stop_strings=["b"], min_tokens=4)
+    assert given.push(run(10, b"abab"), now=101).text == "aba"
+    assert given.finish.stop_string == "b"
+
+
+def test_logprobs_stay_with_their_tokens_when_some_are_skipped():
+    def told(text: bytes) -> list[types_pb2.PositionLogprobs]:
+        return [
+            types_pb2.PositionLogprobs(chosen=types_pb2.TokenLogprob(token_id=token))
+            for token in text
+        ]
+
+    given = answer()
+    given.push(types_pb2.TokenRun(position=10, token_ids=b"ab", logprobs=told(b"ab")), now=101)
+    both = types_pb2.TokenRun(position=10, token_ids=b"abcd", logprobs=told(b"abcd"))
+    delta = given.push(both, now=102)
+    assert [one.chosen.token_id for one in delta.logprobs] == list(b"cd")

@@ -12,7 +12,7 @@ import pytest_asyncio
 from coordinator.client import AsyncClient
 from coordinator.events import GenerationError
 from coordinator.supervisor import Cluster
-from tests.e2e.serving import collect, wait_all_available, wait_until
+from tests.e2e.serving import collect, predicted, wait_all_available, wait_until
 from tests.models import make_tiny_model
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
@@ -71,20 +71,23 @@ async def test_a_bad_request_names_its_fault(client, prompt, options, status, re
 @pytest.mark.parametrize(
     ("field", "options"),
     [
-        ("n", {"n": 2}),
-        ("priority", {"priority": 1}),
-        ("tenant", {"tenant": "a"}),
-        ("stop.stop_strings", {"stop_strings": ["end"]}),
-        ("sampling.repetition_penalty", {"repetition_penalty": 1.1}),
-        ("sampling.presence_penalty", {"presence_penalty": 0.5}),
-        ("sampling.frequency_penalty", {"frequency_penalty": 0.5}),
-        ("sampling.logit_bias", {"logit_bias": {5: 1.0}}),
+        ("n", {"n": 17}),
+        ("priority", {"priority": 101}),
+        ("tenant", {"tenant": "a" * 129}),
+        ("stop.stop_strings", {"stop_strings": ["end"] * 17}),
+        ("stop.stop_strings", {"stop_strings": [""]}),
+        ("stop.stop_strings", {"stop_strings": ["é" * 129]}),
+        ("sampling.repetition_penalty", {"repetition_penalty": 0.0}),
+        ("sampling.presence_penalty", {"presence_penalty": 2.5}),
+        ("sampling.frequency_penalty", {"frequency_penalty": float("nan")}),
+        ("sampling.logit_bias", {"logit_bias": {256: 1.0}}),
+        ("sampling.logit_bias", {"logit_bias": {5: 101.0}}),
     ],
 )
-async def test_what_is_not_served_yet_is_refused_by_name(client, field, options):
+async def test_what_is_over_a_limit_is_refused_by_name(client, field, options):
     with pytest.raises(GenerationError) as error:
         await collect(client, "hi", **options)
-    assert error.value.status is grpc.StatusCode.UNIMPLEMENTED
+    assert error.value.status is grpc.StatusCode.INVALID_ARGUMENT
     assert error.value.metadata["field"] == field
 
 
@@ -96,18 +99,38 @@ async def test_a_deadline_that_passes_is_its_own_error_and_frees_the_blocks(clie
     await wait_all_available(client)
 
 
-async def test_nodes_of_different_layout_are_not_paired_and_the_field_is_named():
+async def test_nodes_of_another_block_size_are_paired():
     async with (
         Cluster(model="emulated", num_prefill=0, num_decode=1) as cluster,
         AsyncClient(cluster.address) as client,
     ):
-        await cluster.start_node("prefill-0", block_size=32)
+        for block_size, num_tokens in ((32, 45), (5, 17)):
+            prefill = await cluster.start_node("prefill-0", block_size=block_size)
+            await wait_until(client, lambda nodes: [n.state for n in nodes] == ["serving"] * 2)
+            prompt = list(range(num_tokens))
+            result = await collect(client, prompt, max_tokens=20)
+            assert result.finished.served_as == "disaggregated"
+            assert result.token_ids == predicted(prompt, 20)
+            prefill.kill()
+            await prefill.exited
+            await wait_until(client, lambda nodes: len(nodes) == 1)
+
+
+async def test_nodes_of_different_layout_are_not_paired_and_the_field_is_named(tmp_path):
+    folder = make_tiny_model(tmp_path / "tiny", "llama")
+    async with (
+        Cluster(
+            model=str(folder), num_prefill=0, num_decode=1, node_options={"dtype": "float32"}
+        ) as cluster,
+        AsyncClient(cluster.address) as client,
+    ):
+        await cluster.start_node("prefill-0", dtype="bfloat16")
         await cluster.wait_serving()
         with pytest.raises(GenerationError) as error:
             await collect(client, "hi", max_tokens=2)
     assert error.value.status is grpc.StatusCode.FAILED_PRECONDITION
     assert error.value.reason == "LAYOUT_MISMATCH"
-    assert error.value.metadata["field"] == "block_size"
+    assert error.value.metadata["field"] == "dtype"
 
 
 async def test_without_nodes_the_error_says_so():

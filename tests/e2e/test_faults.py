@@ -2,8 +2,9 @@
 
 The stream must equal the undisturbed one, token for token. Where the design allows no better it
 may end in a typed error: only when the coordinator itself is killed, started again or frozen for
-longer than its client's pings allow; then nobody is left who knows of the stream. Two seconds after everything is back, every block of
-every node is available. `make test` runs a dozen cells, `make test-faults` all of them.
+longer than its client's pings allow; then nobody is left who knows of the stream. Two seconds after
+everything is back, every block of every node is available. `make test` runs a dozen cells,
+`make test-faults` all of them.
 """
 
 import asyncio
@@ -26,10 +27,10 @@ from tests.models import make_tiny_model, reference_greedy, reference_model
 FAULTS = ("kill", "freeze", "restart", "cut")
 VICTIMS = ("prefill", "decode", COORDINATOR)
 STAGES = ("queued", "prefilling", "transferring", "decoding")
-DISTURBED_S = 8.0
+FROZEN_S, CUT_S = 8.0, 4.0
 AVAILABLE_S = 2.0
-# About two seconds of emulated prefill, and one of decode.
-LONG_PROMPT, NUM_TOKENS = [5] * 15_000, 400
+# More than a second of emulated prefill, and one of decode.
+LONG_PROMPT, NUM_TOKENS = [5] * 12_000, 400
 FLAGS = ["--drain-grace-s", "0.5", "--plane", "grpc"]
 IN_MAKE_TEST = {
     ("kill", "prefill", "queued"),
@@ -144,11 +145,11 @@ async def disturb(cluster: FaultCluster, fault: str, victim: str) -> None:
             await cluster.start(victim)
         case "freeze":
             child.send_signal(signal.SIGSTOP)
-            await asyncio.sleep(DISTURBED_S)
+            await asyncio.sleep(FROZEN_S)
             child.send_signal(signal.SIGCONT)
         case "cut":
             cluster.proxies[victim].cut()
-            await asyncio.sleep(DISTURBED_S)
+            await asyncio.sleep(CUT_S)
             cluster.proxies[victim].mend()
 
 

@@ -67,6 +67,7 @@ async def test_without_any_decode_node_a_request_ends_with_a_typed_error():
         await wait_all_available(client)
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("victim", ["prefill-0", "decode-0"])
 @pytest.mark.parametrize("moment", ["before the request", "while it runs"])
 async def test_a_node_that_is_frozen_is_noticed_and_comes_back(victim: str, moment: str):

@@ -86,7 +86,7 @@ async def test_counters_add_up_with_what_the_client_saw(served):
         *(collect(served.client, prompt, max_tokens=6) for prompt in prompts)
     )
     await collect(served.client, [1, 2, 3], max_tokens=1)
-    with pytest.raises(GenerationError, match="10000100|max_tokens"):
+    with pytest.raises(GenerationError, match="max_tokens"):
         await collect(served.client, [5] * 100, max_tokens=10**7)
     got = await all_ended(served)
     grown = {key: value - before.get(key, 0.0) for key, value in got.items()}

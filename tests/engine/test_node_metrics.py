@@ -3,6 +3,7 @@
 from prometheus_client import CollectorRegistry
 
 from engine.admission import Admission
+from engine.cost_model import CostProfile
 from engine.loop import EngineStatus
 from engine.node_metrics import NodeMetrics
 from kvtransfer.blocks import BlockPool
@@ -52,6 +53,13 @@ def test_the_engine_is_told_of_once_it_is_there():
         step_predicted_s=0.25,
         num_decoding=3,
         decode_context=90,
+        profile=CostProfile(
+            base_ms=1.0,
+            decode_row_ms=1.0,
+            prefill_token_ms=1.0,
+            decode_context_ms=0.0,
+            prefill_context_ms=0.0,
+        ),
     )
     got = samples(registry)
     assert got[("disagg_engine_steps_total",)] == 12

@@ -99,8 +99,15 @@ asyncio.run(receive(eval(sys.argv[2]), planes=[sys.argv[1]]))
 """
 
 
-@pytest.mark.parametrize("plane", ["grpc", "gloo"])
-@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize(
+    ("plane", "signum"),
+    [
+        ("grpc", signal.SIGKILL),
+        ("gloo", signal.SIGKILL),
+        ("gloo", signal.SIGSTOP),
+        pytest.param("grpc", signal.SIGSTOP, marks=pytest.mark.faults),
+    ],
+)
 async def test_a_peer_that_stops_ends_the_transfer_and_frees_the_blocks(plane, signum):
     """A lane by itself, without heartbeats: the deadline of a granted chunk is all it has."""
     child = await asyncio.create_subprocess_exec(
