@@ -24,7 +24,7 @@ MAX_BIAS = 100.0
 def read_sequence(
     sequence: types_pb2.Sequence, *, model: str, vocab_size: int, max_model_len: int
 ) -> GenerationSpec:
-    """Raises ServingError: UNKNOWN_MODEL, INVALID_ARGUMENT, CONTEXT_TOO_LONG, NOT_SERVED_YET."""
+    """Raises ServingError: UNKNOWN_MODEL, INVALID_ARGUMENT, CONTEXT_TOO_LONG."""
     if sequence.model != model:
         raise ServingError(
             Reason.UNKNOWN_MODEL, f"this node serves {model!r}", model=sequence.model
@@ -154,10 +154,3 @@ def _unpack(packed: bytes, *, vocab_size: int) -> tuple[int, ...]:
     if min(token_ids) < 0 or max(token_ids) >= vocab_size:
         raise invalid("token_ids", f"ids are not in 0..{vocab_size - 1}")
     return token_ids
-
-
-def refuse_unserved(**fields: bool) -> None:
-    """Raises ServingError (NOT_SERVED_YET) for the first field that is set."""
-    for field, is_set in fields.items():
-        if is_set:
-            raise ServingError(Reason.NOT_SERVED_YET, f"{field} is not served yet", field=field)

@@ -48,6 +48,7 @@ class EngineStatus:
 
     num_queued_tokens: int
     num_steps: int
+    compute_s: float
     step_age_s: float | None
     step_predicted_s: float
     num_decoding: int
@@ -194,6 +195,7 @@ class Engine:
         return EngineStatus(
             num_queued_tokens=self._num_queued_tokens,
             num_steps=self._num_steps,
+            compute_s=self._compute_s,
             step_age_s=None if started is None else time.monotonic() - started,
             step_predicted_s=self._step_predicted_s,
             num_decoding=self._num_decoding,
@@ -257,6 +259,7 @@ class Engine:
             with self._wake:
                 while not (self._commands or self._stopping or len(self._scheduler)):
                     self._step_ended = None
+                    self._num_decoding = self._decode_context = 0
                     self._wake.wait()
                 if self._stopping:
                     return
@@ -295,7 +298,12 @@ class Engine:
         if victim is None:
             return
         held = self._held[victim.key]
-        log.info("preempted request=%r tokens=%d", held.request_id, len(victim.token_ids))
+        log.info(
+            "preempted request=%r tokens=%d",
+            held.request_id,
+            len(victim.token_ids),
+            extra={"request": held.request_id},
+        )
         self._freeing = held.lease
         self._remove(victim.key)
         self._tell([(victim.key, Preempted(f"{held.request_id} gave its KV blocks to an older"))])

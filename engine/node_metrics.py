@@ -88,6 +88,9 @@ class NodeMetrics(Collector):
 
 def _engine_families(engine: EngineStatus) -> Iterator[Metric]:
     yield CounterMetricFamily(
+        "disagg_engine_compute_seconds", "Time in steps.", value=engine.compute_s
+    )
+    yield CounterMetricFamily(
         "disagg_engine_steps", "Steps that have ended.", value=engine.num_steps
     )
     yield GaugeMetricFamily(

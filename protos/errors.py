@@ -28,7 +28,6 @@ class Reason(Enum):
     CONTEXT_TOO_LONG = ("CONTEXT_TOO_LONG", grpc.StatusCode.INVALID_ARGUMENT)
     PROMPT_TOO_LARGE = ("PROMPT_TOO_LARGE", grpc.StatusCode.INVALID_ARGUMENT)
     UNKNOWN_MODEL = ("UNKNOWN_MODEL", grpc.StatusCode.NOT_FOUND)
-    NOT_SERVED_YET = ("NOT_SERVED_YET", grpc.StatusCode.UNIMPLEMENTED)
     QUEUE_FULL = ("QUEUE_FULL", grpc.StatusCode.RESOURCE_EXHAUSTED)
     BLOCKS_EXHAUSTED = ("BLOCKS_EXHAUSTED", grpc.StatusCode.RESOURCE_EXHAUSTED)
     DEADLINE_UNREACHABLE = ("DEADLINE_UNREACHABLE", grpc.StatusCode.RESOURCE_EXHAUSTED)
@@ -95,7 +94,11 @@ def invalid(field: str, message: str) -> ServingError:
 
 def read_error(error: grpc.aio.AioRpcError | grpc.Call) -> ServingError | None:
     """What the other side raised; None if the status does not carry our ErrorInfo."""
-    status = rpc_status.from_call(error)
+    try:
+        status = rpc_status.from_call(error)
+    except ValueError:
+        # The call ended here, at its deadline, while the server's own status was on its way.
+        status = None
     if status is None:
         return None
     info = error_details_pb2.ErrorInfo()

@@ -49,6 +49,7 @@ def test_the_engine_is_told_of_once_it_is_there():
     engine[0] = EngineStatus(
         num_queued_tokens=300,
         num_steps=12,
+        compute_s=1.5,
         step_age_s=0.5,
         step_predicted_s=0.25,
         num_decoding=3,
@@ -63,6 +64,7 @@ def test_the_engine_is_told_of_once_it_is_there():
     )
     got = samples(registry)
     assert got[("disagg_engine_steps_total",)] == 12
+    assert got[("disagg_engine_compute_seconds_total",)] == 1.5
     assert got[("disagg_engine_queued_tokens",)] == 300
     assert got[("disagg_engine_step_age_seconds",)] == 0.5
     assert got[("disagg_engine_step_predicted_seconds",)] == 0.25

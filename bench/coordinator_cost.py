@@ -1,0 +1,124 @@
+"""python -m bench.coordinator_cost: what the coordinator adds, in time and CPU, on emulated nodes.
+
+    TTFT added    a client's TTFT, one request at a time, less the predicted prefill step: an upper
+                  bound, because the nodes' own gRPC and loop are in it
+    ITL added     gaps of many streams at a fixed rate, less the predicted decode step
+    CPU per token of the coordinator's process, over those streams
+
+Emulated nodes sleep for their steps, so the cores belong to the servers and the client.
+"""
+
+import argparse
+import asyncio
+import itertools
+import json
+import shutil
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+
+from coordinator.client import AsyncClient
+from coordinator.events import Delta
+from coordinator.supervisor import Cluster
+from engine.catalog import resolve_model
+
+NUM_DECODE = 4
+PROMPT = [7] * 16
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.coordinator_cost")
+    add = parser.add_argument
+    add("--streams", type=int, default=100)
+    add("--rate", type=float, default=20.0, help="tokens per second of each stream")
+    add("--tokens", type=int, default=200, help="of each stream")
+    add("--requests", type=int, default=200, help="one at a time, for TTFT")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        asyncio.run(measure(args, Path(folder) / "emulated"))
+
+
+def emulated_model(folder: Path, *, step_ms: float, rows: int) -> dict[str, float]:
+    """A copy of the emulated model whose decode steps of so many rows last step_ms."""
+    shutil.copytree(resolve_model("emulated", allow_download=False).folder, folder)
+    config = json.loads((folder / "config.json").read_text())
+    profile: dict[str, float] = config["cost_profile"]
+    profile |= {"base_ms": 1.0, "decode_row_ms": (step_ms - 1.0) / rows, "decode_context_ms": 0.0}
+    (folder / "config.json").write_text(json.dumps(config))
+    return profile
+
+
+async def measure(args: argparse.Namespace, folder: Path) -> None:
+    step_ms = 1e3 / args.rate
+    profile = emulated_model(folder, step_ms=step_ms, rows=args.streams // NUM_DECODE)
+    prefill_ms = profile["base_ms"] + len(PROMPT) * profile["prefill_token_ms"]
+    async with (
+        Cluster(
+            model=str(folder),
+            num_prefill=1,
+            num_decode=NUM_DECODE,
+            coordinator_options={"local_prefill": "never"},
+        ) as cluster,
+        AsyncClient(cluster.address) as client,
+    ):
+        coordinator = psutil.Process(cluster.processes["coordinator"].pid)
+        await streams(client, num_streams=4, num_tokens=10)
+        ttft_ms = [1e3 * await first_token_s(client) for _ in range(args.requests)]
+        cpu_before, started = cpu_s(coordinator), time.monotonic()
+        gaps_s, num_messages = await streams(
+            client, num_streams=args.streams, num_tokens=args.tokens
+        )
+        wall_s = time.monotonic() - started
+        used_s = cpu_s(coordinator) - cpu_before
+    num_tokens = args.streams * args.tokens
+    added = sorted(1e3 * gap - step_ms for gap in gaps_s)
+    print(f"TTFT added, p50: {statistics.median(ttft_ms) - prefill_ms:.2f} ms of a TTFT of "
+          f"{statistics.median(ttft_ms):.2f}")  # fmt: skip
+    print(f"{args.streams} streams x {args.rate:g} tokens/s, {NUM_DECODE} decode nodes:")
+    print(
+        f"  ITL added: p50 {added[len(added) // 2]:.1f}, p99 {added[int(0.99 * len(added))]:.1f} ms"
+    )
+    print(f"  coordinator CPU: {1e3 * used_s / num_tokens:.3f} ms per token, "
+          f"{used_s / wall_s:.0%} of a core")  # fmt: skip
+    print(f"  messages to clients: {num_messages / wall_s:.0f}/s")
+
+
+async def first_token_s(client: AsyncClient) -> float:
+    started = time.monotonic()
+    first_s = 0.0
+    async for event in client.generate(PROMPT, max_tokens=2):
+        if isinstance(event, Delta) and not first_s:
+            first_s = time.monotonic() - started
+    return first_s
+
+
+async def streams(
+    client: AsyncClient, *, num_streams: int, num_tokens: int
+) -> tuple[list[float], int]:
+    """Every gap after the second token, and how many messages came."""
+    gaps: list[float] = []
+    num_messages = 0
+
+    async def one() -> None:
+        nonlocal num_messages
+        stamps: list[float] = []
+        async for event in client.generate(PROMPT, max_tokens=num_tokens):
+            num_messages += 1
+            if isinstance(event, Delta):
+                stamps += [time.monotonic()] * len(event.token_ids)
+        gaps.extend(after - before for before, after in itertools.pairwise(stamps[1:]))
+
+    await asyncio.gather(*(one() for _ in range(num_streams)))
+    return gaps, num_messages
+
+
+def cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+if __name__ == "__main__":
+    main()
