@@ -31,6 +31,8 @@ from protos.pd.v1 import lane_pb2
 
 WATCH_INTERVAL_S = 0.5
 CONNECT_DEADLINE_S = 5.0
+# Bytes that were lost or came twice shift all that follow on a plane without seqs: begin anew.
+MAX_BAD_IN_ROW = 3
 
 
 class IncomingLane:
@@ -74,6 +76,7 @@ class IncomingLane:
         # Slots of chunks that are posted and not yet checked, by seq.
         self._posted: dict[int, memoryview] = {}
         self._metrics = metrics
+        self._num_bad_in_row = 0
         # When each granted chunk was granted, by seq.
         self._granted_at: dict[int, float] = {}
         self._rendezvous: asyncio.Queue[lane_pb2.Rendezvous] = asyncio.Queue(1)
@@ -183,8 +186,13 @@ class IncomingLane:
             self._act(self._receiver.bytes_arrived(seq, checksum, now=_now()))
             if self._receiver.num_dropped_chunks > stale:
                 self._metrics.stale_chunk()
-            if self._receiver.num_bad_chunks > bad:
+            if self._receiver.num_bad_chunks == bad:
+                self._num_bad_in_row = 0
+            else:
                 self._metrics.bad_chunk()
+                self._num_bad_in_row += 1
+                if self._num_bad_in_row >= MAX_BAD_IN_ROW:
+                    self.fail("the data plane is out of step with the lane")
 
     async def _copy(self, action: Copy) -> None:
         if self._is_closed:
