@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
-from coordinator import cli_cluster, cli_generate
+from coordinator import cli_cluster, cli_generate, cli_top
 from coordinator.client import Client
 from coordinator.events import GenerationOptions, Prompt
 from coordinator.exits import EPILOG, exit_code_of_errors
-from coordinator.render import progress_bars, write_json, write_nodes
+from coordinator.render import progress_bars, write_json, write_nodes, write_timeline
 from engine import catalog
 
 _ADDRESS = "127.0.0.1:50051"
@@ -104,6 +104,42 @@ def nodes(as_json: Json = False, coordinator: Coordinator = _ADDRESS) -> None:
         return
     for node in found:
         write_json("node", node)
+
+
+@app.command(epilog=EPILOG)
+def top(
+    once: Annotated[bool, typer.Option("--once", help="One frame, then exit.")] = False,
+    coordinator: Coordinator = _ADDRESS,
+) -> None:
+    """Watch nodes, queues, KV blocks and rates."""
+    with exit_code_of_errors(coordinator=coordinator), Client(coordinator) as client:
+        cli_top.run(client, once=once)
+
+
+@app.command(epilog=EPILOG)
+def drain(
+    node: Annotated[str, typer.Argument(help="A node's name, as disagg nodes lists it.")],
+    coordinator: Coordinator = _ADDRESS,
+) -> None:
+    """Make a node stop: nothing new, what runs there ends or moves, its process exits."""
+    with exit_code_of_errors(coordinator=coordinator), Client(coordinator) as client:
+        client.drain_node(node)
+
+
+@app.command(epilog=EPILOG)
+def explain(
+    request_id: Annotated[str, typer.Argument(help="A request's id.")],
+    as_json: Json = False,
+    coordinator: Coordinator = _ADDRESS,
+) -> None:
+    """Tell what happened to a request that runs or has ended not long ago."""
+    with exit_code_of_errors(coordinator=coordinator), Client(coordinator) as client:
+        events = client.explain(request_id)
+    if not as_json:
+        write_timeline(events)
+        return
+    for event in events:
+        write_json("timeline", event)
 
 
 @app.command(epilog=EPILOG)

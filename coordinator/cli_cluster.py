@@ -11,7 +11,7 @@ from typing import Any
 
 from coordinator.child import ChildFailed
 from coordinator.client import AsyncClient
-from coordinator.events import Delta
+from coordinator.events import Delta, Finished
 from coordinator.exits import ExitCode, report
 from coordinator.render import loading_bars, write_nodes, write_summary, write_text
 from coordinator.supervisor import Cluster
@@ -60,7 +60,7 @@ async def demo(*, model: str, options: Mapping[str, object]) -> ExitCode:
             async for event in client.generate(prompt, max_tokens=64):
                 if isinstance(event, Delta):
                     write_text(event.text)
-                else:
+                elif isinstance(event, Finished):
                     write_text("\n")
                     write_summary(event)
     return ExitCode.OK

@@ -39,7 +39,7 @@ def stream_answer(
             if isinstance(event, Delta):
                 texts.append(event.text)
                 write_text(event.text)
-            else:
+            elif isinstance(event, Finished):
                 finished = event
     finally:
         if texts:  # what follows starts on a line of its own

@@ -10,12 +10,16 @@ is one gRPC call that lives as long as its iterator: leaving the loop cancels it
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Generator
+import secrets
+import time
+from collections.abc import AsyncGenerator, Generator, Sequence
+from contextlib import aclosing
 from types import TracebackType
-from typing import Self, Unpack
+from typing import Any, Self, Unpack
 
 import grpc.aio
 
+from coordinator.delivered import Delivered
 from coordinator.events import (
     Delta,
     Finished,
@@ -23,24 +27,36 @@ from coordinator.events import (
     GenerationOptions,
     Node,
     Prompt,
+    PromptLogprobs,
+    TimelineEvent,
     build_request,
     read_event,
     read_generation_error,
     read_node,
 )
-from protos.pd.v1 import cluster_pb2, cluster_pb2_grpc, generation_pb2_grpc
+from protos.pd.v1 import (
+    cluster_pb2,
+    cluster_pb2_grpc,
+    generation_pb2,
+    generation_pb2_grpc,
+)
 from protos.serving import dial
 
-_LIST_TIMEOUT_S = 10.0
+_CALL_TIMEOUT_S = 10.0
 
 
 class AsyncClient:
-    """A connection to one coordinator, for one event loop. Made and used while that loop runs."""
+    """Connections to one coordinator, or to several that front the same nodes, for one event loop.
 
-    def __init__(self, address: str) -> None:
-        self._channel = dial(address, purpose="client")
-        self._generation = generation_pb2_grpc.GenerationServiceStub(self._channel)
-        self._cluster = cluster_pb2_grpc.ClusterServiceStub(self._channel)
+    With several, what one of them does not answer is sent to the next; a generation goes on
+    where it was, because the same request with the same seed has the same tokens. Made and used
+    while the loop runs.
+    """
+
+    def __init__(self, address: str | Sequence[str]) -> None:
+        addresses = [address] if isinstance(address, str) else list(address)
+        self._channels = [dial(one, purpose="client") for one in addresses]
+        self._current = 0
 
     async def generate(
         self,
@@ -48,14 +64,44 @@ class AsyncClient:
         *,
         timeout_s: float | None = None,
         **options: Unpack[GenerationOptions],
-    ) -> AsyncGenerator[Delta | Finished, None]:
+    ) -> AsyncGenerator[Delta | PromptLogprobs | Finished, None]:
         """Streams a generation: Deltas, then one Finished.
 
         A string is sent as plain text, a list of messages through the model's chat template.
         timeout_s is the deadline of the whole call; the server sets one where it is None. Raises
         GenerationError when the call fails, ValueError for an option that cannot be sent.
         """
+        if len(self._channels) > 1 and options.get("seed") is None:
+            options["seed"] = secrets.randbits(63)
         request = build_request(prompt, options)
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        delivered = Delivered()
+        num_unanswered, left_s = 0, timeout_s
+        while True:
+            delivered.begin()
+            try:
+                async with aclosing(self._generate(request, timeout_s=left_s)) as events:
+                    async for event in events:
+                        num_unanswered = 0
+                        if isinstance(event, Finished):
+                            yield event
+                            return
+                        new = delivered.new(event)
+                        if new is not None:
+                            yield new
+            except GenerationError as error:
+                num_unanswered += 1
+                # Also when it ends in good order: it cancels what it has.
+                is_gone = error.is_unreachable or error.status is grpc.StatusCode.CANCELLED
+                if not is_gone or num_unanswered >= len(self._channels):
+                    raise
+                self._current = (self._current + 1) % len(self._channels)
+                if deadline is not None:
+                    left_s = max(0.0, deadline - time.monotonic())
+
+    async def _generate(
+        self, request: Any, *, timeout_s: float | None
+    ) -> AsyncGenerator[Delta | PromptLogprobs | Finished, None]:
         call = self._generation.Generate(request, timeout=timeout_s)
         is_finished = False
         try:
@@ -70,19 +116,60 @@ class AsyncClient:
         if not is_finished:
             raise GenerationError(grpc.StatusCode.UNKNOWN, "", "the answer has no end", {})
 
+    async def tokenize(self, prompt: Prompt) -> list[int]:
+        """Token ids of a text, or of chat messages through the model's template."""
+        whole = build_request(prompt, {})
+        request = generation_pb2.TokenizeRequest()
+        if whole.WhichOneof("prompt") == "chat":
+            request.chat.CopyFrom(whole.chat)
+        else:
+            request.text = whole.text
+        return list((await self._call(self._generation.Tokenize, request)).token_ids)
+
+    async def detokenize(self, token_ids: Sequence[int]) -> str:
+        """The text of tokens, without special ones."""
+        request = generation_pb2.DetokenizeRequest(token_ids=token_ids)
+        return str((await self._call(self._generation.Detokenize, request)).text)
+
+    async def explain(self, request_id: str) -> list[TimelineEvent]:
+        """What happened to a request that runs, or has ended not long ago."""
+        request = generation_pb2.ExplainRequest(request_id=request_id)
+        answer = await self._call(self._generation.Explain, request)
+        return [
+            TimelineEvent(
+                at_s=event.at.ToNanoseconds() / 1e9, what=event.what, details=dict(event.details)
+            )
+            for event in answer.events
+        ]
+
+    async def drain_node(self, node_id: str) -> None:
+        """Makes a node stop: it gets nothing new, what runs ends or moves, its process exits."""
+        await self._call(self._cluster.DrainNode, cluster_pb2.DrainNodeRequest(node_id=node_id))
+
     async def list_nodes(self) -> list[Node]:
         """The nodes of the cluster. Raises GenerationError when the call fails."""
+        answer = await self._call(self._cluster.ListNodes, cluster_pb2.ListNodesRequest())
+        return [read_node(info) for info in answer.nodes]
+
+    @property
+    def _generation(self) -> generation_pb2_grpc.GenerationServiceStub:
+        return generation_pb2_grpc.GenerationServiceStub(self._channels[self._current])
+
+    @property
+    def _cluster(self) -> cluster_pb2_grpc.ClusterServiceStub:
+        return cluster_pb2_grpc.ClusterServiceStub(self._channels[self._current])
+
+    async def _call(self, method: Any, request: Any) -> Any:
+        """A unary call. Raises GenerationError."""
         try:
-            answer = await self._cluster.ListNodes(
-                cluster_pb2.ListNodesRequest(), timeout=_LIST_TIMEOUT_S
-            )
+            return await method(request, timeout=_CALL_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
             raise read_generation_error(error) from error
-        return [read_node(info) for info in answer.nodes]
 
     async def close(self) -> None:
         """Cancels what is open and drops the connection."""
-        await self._channel.close()
+        for channel in self._channels:
+            await channel.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -99,7 +186,7 @@ class AsyncClient:
 class Client:
     """AsyncClient for code without an event loop. One thread; Ctrl-C ends the call in progress."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str | Sequence[str]) -> None:
         self._runner = asyncio.Runner()
         self._client = self._runner.run(_connect(address))
         self._is_closed = False
@@ -110,7 +197,7 @@ class Client:
         *,
         timeout_s: float | None = None,
         **options: Unpack[GenerationOptions],
-    ) -> Generator[Delta | Finished, None, None]:
+    ) -> Generator[Delta | PromptLogprobs | Finished, None, None]:
         """As AsyncClient.generate."""
         events = self._client.generate(prompt, timeout_s=timeout_s, **options)
         try:
@@ -123,6 +210,22 @@ class Client:
     def list_nodes(self) -> list[Node]:
         """As AsyncClient.list_nodes."""
         return self._runner.run(self._client.list_nodes())
+
+    def tokenize(self, prompt: Prompt) -> list[int]:
+        """As AsyncClient.tokenize."""
+        return self._runner.run(self._client.tokenize(prompt))
+
+    def detokenize(self, token_ids: Sequence[int]) -> str:
+        """As AsyncClient.detokenize."""
+        return self._runner.run(self._client.detokenize(token_ids))
+
+    def explain(self, request_id: str) -> list[TimelineEvent]:
+        """As AsyncClient.explain."""
+        return self._runner.run(self._client.explain(request_id))
+
+    def drain_node(self, node_id: str) -> None:
+        """As AsyncClient.drain_node."""
+        self._runner.run(self._client.drain_node(node_id))
 
     def close(self) -> None:
         """Cancels what is open and drops the connection."""
@@ -144,9 +247,11 @@ class Client:
         self.close()
 
 
-async def _connect(address: str) -> AsyncClient:
+async def _connect(address: str | Sequence[str]) -> AsyncClient:
     return AsyncClient(address)
 
 
-async def _next(events: AsyncGenerator[Delta | Finished, None]) -> Delta | Finished | None:
+async def _next(
+    events: AsyncGenerator[Delta | PromptLogprobs | Finished, None],
+) -> Delta | PromptLogprobs | Finished | None:
     return await anext(events, None)

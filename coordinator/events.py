@@ -25,6 +25,8 @@ class GenerationOptions(TypedDict, total=False):
     request_id: str | None
     model: str | None
     n: int | None
+    logprobs: int | None
+    prompt_logprobs: int | None
     priority: int | None
     tenant: str | None
     temperature: float | None
@@ -44,13 +46,34 @@ class GenerationOptions(TypedDict, total=False):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprobs:
+    """Of one position: its token's log-probability, and the most likely (id, log-probability)."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Delta:
-    """Tokens of one choice, from absolute position on, and the text that they complete."""
+    """Tokens of one choice, from absolute position on, and the text that they complete.
+
+    logprobs has one entry per token if they were asked for, else it is empty.
+    """
 
     choice: int
     position: int
     token_ids: tuple[int, ...]
     text: str
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptLogprobs:
+    """Of consecutive prompt tokens, the first of them at position."""
+
+    position: int
+    tokens: tuple[TokenLogprobs, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +142,18 @@ class Node:
     num_running: int
     num_queued: int
     loaded_percent: int
+    queued_tokens: int = 0
+    num_decoding: int = 0
+    num_steps: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimelineEvent:
+    """A moment of a request: at_s since it arrived."""
+
+    at_s: float
+    what: str
+    details: dict[str, str]
 
 
 class GenerationError(Exception):
@@ -171,8 +206,13 @@ def build_request(prompt: Prompt, options: GenerationOptions) -> Any:
     )
 
 
-def read_event(response: Any) -> Delta | Finished:
+def read_event(response: Any) -> Delta | PromptLogprobs | Finished:
     """The event of a GenerateResponse."""
+    if response.WhichOneof("event") == "prompt_logprobs":
+        logprobs = response.prompt_logprobs
+        return PromptLogprobs(
+            position=logprobs.position, tokens=tuple(map(_read_logprobs, logprobs.positions))
+        )
     if response.WhichOneof("event") == "delta":
         delta = response.delta
         return Delta(
@@ -180,6 +220,7 @@ def read_event(response: Any) -> Delta | Finished:
             position=delta.position,
             token_ids=tuple(delta.token_ids),
             text=delta.text,
+            logprobs=tuple(map(_read_logprobs, delta.logprobs)),
         )
     finished = response.finished
     return Finished(
@@ -212,6 +253,9 @@ def read_node(info: Any) -> Node:
         num_running=status.num_running,
         num_queued=status.num_queued,
         loaded_percent=status.loaded_percent,
+        queued_tokens=status.queued_tokens,
+        num_decoding=status.num_decoding,
+        num_steps=status.step,
     )
 
 
@@ -226,6 +270,14 @@ def read_generation_error(error: grpc.aio.AioRpcError) -> GenerationError:
         sent.message,
         sent.metadata,
         retry_after_s=sent.retry_after_s,
+    )
+
+
+def _read_logprobs(position: Any) -> TokenLogprobs:
+    return TokenLogprobs(
+        token_id=position.chosen.token_id,
+        logprob=position.chosen.logprob,
+        top=tuple((other.token_id, other.logprob) for other in position.top),
     )
 
 

@@ -22,8 +22,9 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.table import Table
+from rich.text import Text
 
-from coordinator.events import Delta, Finished, Node
+from coordinator.events import Delta, Finished, Node, PromptLogprobs, TimelineEvent
 
 # Called with what goes on, how much is done, and how much there is (0: not known).
 ShowProgress = Callable[[str, int, int], None]
@@ -46,9 +47,19 @@ def write_json(kind: str, values: object) -> None:
     sys.stdout.flush()
 
 
-def write_event_json(event: Delta | Finished) -> None:
+def write_event_json(event: Delta | PromptLogprobs | Finished) -> None:
     """An event of a generation as one line of JSON."""
-    write_json("delta" if isinstance(event, Delta) else "finished", event)
+    kinds = {Delta: "delta", PromptLogprobs: "prompt_logprobs", Finished: "finished"}
+    write_json(kinds[type(event)], event)
+
+
+def write_timeline(events: Sequence[TimelineEvent]) -> None:
+    """The table of disagg explain."""
+    table = Table("at", "what", "details", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for event in events:
+        details = ", ".join(f"{name} {value}" for name, value in event.details.items() if value)
+        table.add_row(_milliseconds(event.at_s), event.what, Text(details))
+    _print_table(table)
 
 
 def write_summary(finished: Finished) -> None:
@@ -90,6 +101,10 @@ def write_nodes(nodes: Sequence[Node]) -> None:
             str(node.num_running),
             str(node.num_queued),
         )
+    _print_table(table)
+
+
+def _print_table(table: Table) -> None:
     console = Console()
     if not console.is_terminal:  # a pipe has no width to cut to
         console.width = 200

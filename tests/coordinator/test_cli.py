@@ -115,7 +115,14 @@ async def test_json_is_one_object_per_event(fake: FakeCoordinator) -> None:
     code, out, err = await disagg("generate", "é b", "--json", "--coordinator", fake.address)
     assert (code, err) == (0, "")
     first, second, last = map(json.loads, out.splitlines())
-    assert first == {"event": "delta", "choice": 0, "position": 0, "token_ids": [1000], "text": "é"}
+    assert first == {
+        "event": "delta",
+        "choice": 0,
+        "position": 0,
+        "token_ids": [1000],
+        "text": "é",
+        "logprobs": [],
+    }
     assert (second["position"], last["event"], last["served_as"]) == (
         1,
         "finished",
