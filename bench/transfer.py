@@ -69,7 +69,9 @@ def layout_of(shape: str) -> KvLayout:
     )
 
 
-async def receive(layout: KvLayout, *, planes: Sequence[str] = PLANES) -> None:
+async def receive(
+    layout: KvLayout, *, planes: Sequence[str] = PLANES, me: NodeKey = RECEIVER
+) -> None:
     """The child: a line with both addresses, then a line in and two lines out per transfer."""
 
     async def anyone(_: NodeKey) -> bool:
@@ -78,7 +80,7 @@ async def receive(layout: KvLayout, *, planes: Sequence[str] = PLANES) -> None:
     pool, memory = BlockPool(max(COUNTS)), _touched_memory(layout)
     inbox, server = Inbox(), GrpcServer()
     lanes = LaneServicer(
-        me=RECEIVER, inbox=inbox, pool=pool, memory=memory, is_prefill_node=anyone, planes=planes
+        me=me, inbox=inbox, pool=pool, memory=memory, is_prefill_node=anyone, planes=planes
     )
     lane_pb2_grpc.add_LaneServiceServicer_to_server(lanes, server.server)
     address = await server.start("127.0.0.1:0")

@@ -44,6 +44,8 @@ class Pair:
         plane: str = "grpc",
     ) -> None:
         self.planes = [plane]
+        # Addresses of receivers elsewhere.
+        self.others: dict[NodeKey, str] = {}
         self.send_pool, self.receive_pool = BlockPool(128), BlockPool(128)
         self.send_memory = HostMemory(layout, 128)
         self.receive_memory = HostMemory(receive_layout, 128)
@@ -55,7 +57,7 @@ class Pair:
             return node in self.members
 
         async def resolve(node: NodeKey) -> str | None:
-            return self.address if node == D else None
+            return self.address if node == D else self.others.get(node)
 
         self.lanes = LaneServicer(
             me=D,

@@ -8,9 +8,10 @@ import sys
 from dataclasses import replace
 
 import pytest
-from test_lane import FIRST, LAYOUT, Pair, all_available
+from test_lane import FIRST, LAYOUT, D, Pair, all_available
 
 from kvtransfer import outgoing_lane
+from kvtransfer.messages import NodeKey
 from tests.faulty_plane import FAULTS, faulty
 
 # A third of 4 MiB: three blocks to a chunk, so that few blocks are many chunks.
@@ -95,8 +96,23 @@ RECEIVER = """
 import asyncio, sys
 from bench.transfer import receive
 from kvtransfer.layout import KvLayout
-asyncio.run(receive(eval(sys.argv[2]), planes=[sys.argv[1]]))
+from kvtransfer.messages import NodeKey
+asyncio.run(receive(eval(sys.argv[2]), planes=[sys.argv[1]], me=eval(sys.argv[3])))
 """
+
+
+async def start_receiver(plane: str, me: NodeKey) -> asyncio.subprocess.Process:
+    """A decode node's end of a lane, in a process of its own."""
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", RECEIVER, plane, repr(LAYOUT_3), repr(me)),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+
+
+async def expect(child: asyncio.subprocess.Process, num_blocks: int) -> bytes:
+    child.stdin.write(f"{num_blocks}\n".encode())
+    return bytes.fromhex((await child.stdout.readline()).decode())
 
 
 @pytest.mark.parametrize(
@@ -110,16 +126,12 @@ asyncio.run(receive(eval(sys.argv[2]), planes=[sys.argv[1]]))
 )
 async def test_a_peer_that_stops_ends_the_transfer_and_frees_the_blocks(plane, signum):
     """A lane by itself, without heartbeats: the deadline of a granted chunk is all it has."""
-    child = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", RECEIVER, plane, repr(LAYOUT_3),
-        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
-    )  # fmt: skip
+    child = await start_receiver(plane, D)
     limit_s = 1.0 if signum == signal.SIGKILL else 6.0
     try:
         async with Pair(layout=LAYOUT_3, receive_layout=LAYOUT_3, plane=plane) as pair:
             pair.address = (await child.stdout.readline()).decode().split()[0]
-            child.stdin.write(b"100\n")
-            transfer_id = bytes.fromhex((await child.stdout.readline()).decode())
+            transfer_id = await expect(child, 100)
             lane, lease, outgoing, sent = await pair.send(transfer_id, 100)
             pair.compute(lease, 0, 100)
             os.kill(child.pid, signum)
@@ -132,4 +144,34 @@ async def test_a_peer_that_stops_ends_the_transfer_and_frees_the_blocks(plane, s
     finally:
         with contextlib.suppress(ProcessLookupError):
             child.kill()
+        await child.wait()
+
+
+@pytest.mark.parametrize("plane", ["grpc", "gloo"])
+async def test_a_frozen_peer_does_not_hold_up_another_lane_of_the_same_node(plane):
+    """Twenty transfers to one peer end while one to a frozen peer is still under way."""
+    frozen_key = replace(D, node_id="decode-1")
+    child = await start_receiver(plane, frozen_key)
+    both = {"layout": LAYOUT_3, "receive_layout": LAYOUT_3}
+    try:
+        async with Pair(**both, plane=plane) as pair, asyncio.timeout(20):
+            pair.others[frozen_key] = (await child.stdout.readline()).decode().split()[0]
+            transfer_id = await expect(child, 60)
+            lane = await pair.dialer.lane_to(frozen_key)
+            lease = pair.send_pool.reserve(60)
+            pair.compute(lease, 0, 60)
+            ended = asyncio.get_running_loop().create_future()
+            outgoing = lane.begin(
+                transfer_id, lease=lease, num_tokens=60 * 16, on_end=ended.set_result
+            )
+            child.send_signal(signal.SIGSTOP)
+            lane.offer(outgoing, first_block=0, num_blocks=60)
+            for _ in range(20):
+                assert await transfer(pair, num_blocks=12) is None
+            assert not ended.done()
+            assert await ended is not None
+            pair.send_pool.release(lease)
+            await all_available(pair.send_pool)
+    finally:
+        child.kill()
         await child.wait()
