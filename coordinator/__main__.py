@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 
 from prometheus_client import CollectorRegistry
 
-from coordinator.checked_request import ServedLimits
+from coordinator.checked_request import MAX_REQUEST_BYTES, ServedLimits
 from coordinator.cluster_service import ClusterServicer
 from coordinator.generation_service import GenerationServicer
 from coordinator.metrics import GenerationMetrics
@@ -113,7 +113,7 @@ async def _serve(args: argparse.Namespace, stop: asyncio.Event) -> None:
             model=model.name, vocab_size=vocab_size, max_model_len=_max_model_len(registry)
         )
 
-    server = GrpcServer()
+    server = GrpcServer(max_receive_bytes=MAX_REQUEST_BYTES)
     generation_pb2_grpc.add_GenerationServiceServicer_to_server(
         GenerationServicer(
             tokenizer=tokenizer,

@@ -78,9 +78,18 @@ class CheckedRequest:
         )
 
     def to_sequence(
-        self, answers: Sequence[Answer], *, model: str, age_s: float, attempt: int
+        self,
+        answers: Sequence[Answer],
+        *,
+        model: str,
+        age_s: float,
+        attempt: int,
+        scores_prompt: bool,
     ) -> types_pb2.Sequence:
-        """The request as nodes see it, going on from answers, those that have not ended."""
+        """The request as nodes see it, going on from answers, those that have not ended.
+
+        scores_prompt: prompt logprobs were asked for, and not all are there yet.
+        """
         token_ids = self.token_ids
         if len(answers) == 1:
             token_ids = (*token_ids, *answers[0].token_ids)
@@ -106,7 +115,7 @@ class CheckedRequest:
                 )
                 for answer in answers
             )
-        if self.num_prompt_logprobs is not None and attempt == 0:
+        if self.num_prompt_logprobs is not None and scores_prompt:
             sequence.num_prompt_logprobs = self.num_prompt_logprobs
         sequence.age.FromNanoseconds(int(age_s * 1e9))
         return sequence

@@ -139,6 +139,7 @@ class Request:
             model=self._model,
             age_s=_now() - self.marks.arrived,
             attempt=self.num_restarts,
+            scores_prompt=self._num_prompt_logprobs < len(self.checked.token_ids) - 1,
         )
         attempt = Attempt(claim, sequence, channels=self._channels, deadline=self._deadline)
         async with aclosing(attempt.events()) as events:

@@ -7,7 +7,7 @@ import grpc.aio
 import pytest
 
 from coordinator.client import AsyncClient
-from coordinator.events import Delta, GenerationError
+from coordinator.events import Delta, GenerationError, PromptLogprobs
 from coordinator.supervisor import Cluster
 from protos.pd.v1 import generation_pb2, generation_pb2_grpc, types_pb2
 from protos.serving import dial
@@ -36,6 +36,21 @@ async def test_without_its_prefill_node_a_request_goes_on_locally():
         assert result.finished.served_as == "resumed"
         assert result.finished.served_as_reason == "no prefill node"
         assert result.finished.num_restarts == 1
+        await wait_all_available(client)
+
+
+async def test_prompt_logprobs_come_once_though_the_prompt_is_computed_twice():
+    async with emulated() as cluster, AsyncClient(cluster.address) as client:
+        positions, token_ids = [], []
+        async for event in client.generate([5] * 12_000, max_tokens=3, prompt_logprobs=0):
+            if isinstance(event, PromptLogprobs):
+                if not positions:
+                    cluster.processes["prefill-0"].kill()
+                positions += range(event.position, event.position + len(event.tokens))
+            elif isinstance(event, Delta):
+                token_ids += event.token_ids
+        assert positions == list(range(1, 12_000))
+        assert token_ids == predicted([5] * 12_000, 3)
         await wait_all_available(client)
 
 
