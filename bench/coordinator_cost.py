@@ -4,6 +4,8 @@
                   same nodes itself (Decode, then Prefill), in turns, one request at a time
     ITL added     gaps of many streams at a fixed rate, less the predicted decode step
     CPU per token of the coordinator's process, over those streams
+    cancel to free from a client's leaving a stream to every block of every node being available, as
+                  the coordinator tells it
 
 Emulated nodes sleep for their steps, so the cores belong to the servers and the client.
 """
@@ -17,6 +19,7 @@ import statistics
 import struct
 import tempfile
 import time
+from contextlib import aclosing
 from pathlib import Path
 from typing import Self
 
@@ -75,6 +78,7 @@ async def measure(args: argparse.Namespace, folder: Path) -> None:
         ) as cluster,
         AsyncClient(cluster.address) as client,
     ):
+        freed_s = sorted([await cancel_to_free_s(client) for _ in range(args.requests)])
         coordinator = psutil.Process(cluster.processes["coordinator"].pid)
         await streams(client, num_streams=4, num_tokens=10)
         ttft_s, direct_s = [], []
@@ -93,6 +97,8 @@ async def measure(args: argparse.Namespace, folder: Path) -> None:
     ttft_ms, direct_ms = 1e3 * statistics.median(ttft_s), 1e3 * statistics.median(direct_s)
     print(f"TTFT p50: {ttft_ms:.2f} ms, {direct_ms:.2f} without a coordinator: "
           f"{ttft_ms - direct_ms:.2f} added")  # fmt: skip
+    print(f"cancel to free: p50 {1e3 * freed_s[len(freed_s) // 2]:.1f}, "
+          f"p99 {1e3 * freed_s[int(0.99 * len(freed_s))]:.1f} ms")  # fmt: skip
     print(f"{args.streams} streams x {args.rate:g} tokens/s, {NUM_DECODE} decode nodes:")
     print(
         f"  ITL added: p50 {added[len(added) // 2]:.1f}, p99 {added[int(0.99 * len(added))]:.1f} ms"
@@ -160,6 +166,21 @@ async def first_token_s(client: AsyncClient) -> float:
         if isinstance(event, Delta) and not first_s:
             first_s = time.monotonic() - started
     return first_s
+
+
+async def cancel_to_free_s(client: AsyncClient) -> float:
+    """A stream is left after three tokens."""
+    num_tokens = 0
+    async with aclosing(client.generate(PROMPT, max_tokens=10_000)) as events:
+        async for event in events:
+            num_tokens += len(event.token_ids) if isinstance(event, Delta) else 0
+            if num_tokens >= 3:
+                break
+    started = time.monotonic()
+    # There is no call that waits for a change.
+    while any(n.available_blocks != n.num_blocks for n in await client.list_nodes()):  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    return time.monotonic() - started
 
 
 async def streams(

@@ -12,8 +12,9 @@ copy, and draw their first token from it.
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 
-from engine.loop import Engine, Run
+from engine.loop import Engine
 from engine.outgoing import prompt_logprobs, token_run
+from engine.run import Run
 from engine.scheduler import Progress
 from engine.sequence import GenerationSpec
 from kvtransfer.blocks import Lease

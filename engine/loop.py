@@ -1,12 +1,12 @@
 """The step loop: one thread that plans, computes and tells, step after step.
 
-    event loop: async with engine.run(spec, lease) as run: async for progress in run
-                    | submit / abort (commands)            ^ one call_soon per step
-    engine thread:  commands -> scheduler.plan -> executor.execute -> scheduler.apply
+    event loop: async with engine.run() as run: run.start(spec, lease); await run.next()
+                    | add / remove (commands)            ^ one call_soon per step
+    engine thread:  commands -> grow -> scheduler.plan -> executor.execute -> scheduler.apply
 
-The engine holds its own claims on a running sequence's blocks: it writes what is not computed and
-reads what is, and lets go between two steps. So a lease may be released at any time; its blocks
-come free when the engine (and any lane) is done with them.
+The engine has its own claims on a running sequence's blocks (engine/claims.py), and lets go between
+two steps. So a lease may be released at any time; its blocks come free when the engine (and any
+lane) is done with them.
 
 A sequence grows block by block. When none is free the youngest of the least priority is preempted:
 it leaves with Preempted, and goes on elsewhere or later. The oldest never has to leave.
@@ -18,28 +18,21 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
+from engine.claims import Claims
 from engine.cost_model import CostProfile
 from engine.executor import Executor
-from engine.scheduler import Progress, Running, ScheduledStep, Scheduler
-from engine.sequence import GenerationSpec
-from kvtransfer.blocks import BlockPool, BlocksExhausted, Lease, LeaseReleased
+from engine.run import Preempted, Run, RunEvent, StepFailed
+from engine.scheduler import Running, ScheduledStep, Scheduler
+from kvtransfer.blocks import BlockPool, BlocksExhausted, Lease
 from kvtransfer.memory import KvMemory
 
 log = logging.getLogger(__name__)
 
 # Blocks that come free wake the engine; this is for none that are overlooked.
 BLOCKS_WAIT_S = 1.0
-
-
-class StepFailed(Exception):
-    """The executor failed; what it was computing is lost."""
-
-
-class Preempted(Exception):
-    """The sequence's blocks were needed for an older one; what it has generated is valid."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,84 +47,6 @@ class EngineStatus:
     num_decoding: int
     decode_context: int
     profile: CostProfile
-
-
-class Run:
-    """One request's sequences in the engine, and what becomes of them, step by step."""
-
-    def __init__(self, engine: "Engine") -> None:
-        self._engine = engine
-        self._keys: list[int] = []
-        self._events: asyncio.Queue[RunEvent] = asyncio.Queue()
-        self._failure: StepFailed | Preempted | None = None
-
-    def start(
-        self,
-        spec: GenerationSpec,
-        lease: Lease,
-        *,
-        block_ids: Sequence[int] | None = None,
-        token_ids: Sequence[int] | None = None,
-        num_computed: int = 0,
-        max_new_tokens: int | None = None,
-        copy_from: int | None = None,
-    ) -> int:
-        """Computes spec in blocks of the lease, from num_computed tokens whose KV is there.
-
-        block_ids (default: the lease's) are in the order of tokens; full ones that are computed may
-        be shared between choices. A choice that goes on from another's prompt has a copy of the
-        block that is not full: copy_from. token_ids (default: the spec's) may hold tokens that
-        another node has drawn. Returns the key that is in its Progress.
-        """
-        sequence = Running(
-            key=self._engine.next_key(),
-            spec=spec,
-            block_table=list(lease.block_ids if block_ids is None else block_ids),
-            token_ids=list(spec.token_ids if token_ids is None else token_ids),
-            num_computed=num_computed,
-            max_new_tokens=max_new_tokens or spec.stop.max_tokens,
-            arrived_s=time.monotonic() - spec.age_s,
-        )
-        self._keys.append(sequence.key)
-        self._engine.add(sequence, lease, self, copy_from=copy_from)
-        return sequence.key
-
-    def put(self, event: "RunEvent") -> None:
-        self._events.put_nowait(event)
-
-    async def next(self) -> list[Progress]:
-        """All progress since the last call, at least one. Raises StepFailed, Preempted."""
-        if self._failure is not None:
-            raise self._failure
-        events = [await self._events.get()]
-        while not self._events.empty():
-            events.append(self._events.get_nowait())
-        progress = [event for event in events if isinstance(event, Progress)]
-        self._failure = next((event for event in events if not isinstance(event, Progress)), None)
-        if not progress and self._failure is not None:
-            raise self._failure
-        return progress
-
-    def close(self) -> None:
-        """Takes what still runs out of the engine."""
-        for key in self._keys:
-            self._engine.remove(key)
-
-
-RunEvent = Progress | StepFailed | Preempted
-
-
-@dataclass(slots=True)
-class _Held:
-    """The engine's claims on a running sequence: blocks of its table before num_sealed are read,
-    others are written. grown are leases of the engine's own, for blocks behind the first lease."""
-
-    request_id: str
-    lease: Lease
-    writer: str
-    table: list[int]
-    num_sealed: int = 0
-    grown: list[Lease] = field(default_factory=list)
 
 
 class Engine:
@@ -153,13 +68,10 @@ class Engine:
         self._executor = executor
         self._on_crash = on_crash
         self._scheduler = scheduler
-        self._pool = pool
-        self._memory = memory
-        self._block_size = executor.layout.block_size
+        self._claims = Claims(pool, memory)
         self._wake = threading.Condition()
         self._commands: list[Callable[[], None]] = []
         self._stopping = False
-        self._held: dict[int, _Held] = {}
         self._runs: dict[int, Run] = {}
         self._next_key = 0
         self._num_steps = 0
@@ -168,8 +80,6 @@ class Engine:
         self._step_predicted_s = 0.0
         self._num_decoding = 0
         self._decode_context = 0
-        # Of the last sequence that was preempted: its blocks are on their way.
-        self._freeing: Lease | None = None
         self._blocks_freed = False
         # Time in execute, and between two executes while there is work.
         self._compute_s = 0.0
@@ -251,7 +161,7 @@ class Engine:
         except Exception as error:
             log.critical("engine thread crashed", exc_info=True)
             failure = StepFailed(f"engine crashed: {type(error).__name__}")
-            self._tell([(key, failure) for key in list(self._held)])
+            self._tell([(key, failure) for key in self._claims.held_keys()])
             self._loop.call_soon_threadsafe(self._on_crash)
 
     def _run_steps(self) -> None:
@@ -278,35 +188,33 @@ class Engine:
         """A block for each sequence whose next token has no place, as far as there are any."""
         self._blocks_freed = False
         for sequence in self._scheduler.in_need_of_blocks():
-            held = self._held.get(sequence.key)
-            if held is None:
-                continue  # preempted for one before it
-            try:
-                lease = self._pool.reserve(1)
-            except BlocksExhausted:
-                self._preempt()
-                continue
-            self._pool.begin_write(lease, lease.block_ids, writer=held.writer)
-            held.grown.append(lease)
-            held.table.extend(lease.block_ids)
+            # Unless it was preempted for one before it, or is itself the one to leave.
+            while sequence.key in self._claims:
+                try:
+                    self._claims.grow(sequence.key)
+                except BlocksExhausted:
+                    if not self._preempt():
+                        break
+                else:
+                    break
 
-    def _preempt(self) -> None:
-        """Makes one sequence leave, unless one has left whose blocks are not free yet."""
-        if self._freeing is not None and self._pool.holds(self._freeing):
-            return
+    def _preempt(self) -> bool:
+        """Makes one request leave; its blocks are free at once. False if nobody is to leave."""
         victim = self._scheduler.victim()
         if victim is None:
-            return
-        held = self._held[victim.key]
+            return False
+        request_id = self._claims.request_id(victim.key)
         log.info(
             "preempted request=%r tokens=%d",
-            held.request_id,
+            request_id,
             len(victim.token_ids),
-            extra={"request": held.request_id},
+            extra={"request": request_id},
         )
-        self._freeing = held.lease
-        self._remove(victim.key)
-        self._tell([(victim.key, Preempted(f"{held.request_id} gave its KV blocks to an older"))])
+        for key in self._claims.of_same_lease(victim.key):
+            self._scheduler.remove(key)
+            self._claims.evict(key)
+        self._tell([(victim.key, Preempted(f"{request_id} gave its KV blocks to an older"))])
+        return True
 
     def _wait_for_blocks(self) -> None:
         with self._wake:
@@ -326,7 +234,7 @@ class Engine:
         try:
             result = self._executor.execute(step.plan)
         except Exception as error:
-            requests = [self._held[key].request_id for key in step.keys]
+            requests = [self._claims.request_id(key) for key in step.keys]
             log.exception("step failed requests=%s", requests)
             for key in step.keys:
                 self._remove(key)
@@ -339,50 +247,19 @@ class Engine:
             self._num_steps += 1
         progress = self._scheduler.apply(step, result)
         for event in progress:
-            self._seal(event)
+            if event.left:
+                self._remove(event.key)
+            else:
+                self._claims.seal(event.key, num_computed=event.num_computed)
         self._tell([(event.key, event) for event in progress])
 
     def _add(self, sequence: Running, lease: Lease, copy_from: int | None) -> None:
-        table = sequence.block_table
-        held = _Held(sequence.spec.request_id, lease, f"engine {sequence.key}", table)
-        held.num_sealed = sequence.num_computed // self._block_size
-        computed, rest = table[: held.num_sealed], table[held.num_sealed :]
-        try:
-            self._pool.begin_write(lease, rest, writer=held.writer)
-        except LeaseReleased:
-            return
-        try:
-            self._pool.begin_read(lease, computed)
-        except LeaseReleased:
-            self._pool.end_write(rest, writer=held.writer)
-            return
-        if copy_from is not None:
-            with self._memory.reading([copy_from]) as (block,):
-                self._memory.write(rest[:1], block)
-        self._held[sequence.key] = held
-        self._scheduler.add(sequence)
+        if self._claims.add(sequence, lease, copy_from=copy_from):
+            self._scheduler.add(sequence)
 
     def _remove(self, key: int) -> None:
         self._scheduler.remove(key)
-        held = self._held.pop(key, None)
-        if held is not None:
-            self._pool.end_write(held.table[held.num_sealed :], writer=held.writer)
-            self._pool.end_read(held.table[: held.num_sealed])
-            for lease in held.grown:
-                self._pool.release(lease)
-
-    def _seal(self, event: Progress) -> None:
-        """Full blocks go from written to read; a sequence that left lets go of all."""
-        if event.left:
-            self._remove(event.key)
-            return
-        held = self._held[event.key]
-        num_full = event.num_computed // self._block_size
-        block_ids = held.table[held.num_sealed : num_full]
-        if not block_ids:
-            return
-        held.num_sealed = num_full
-        self._pool.end_write(block_ids, writer=held.writer, then_read=True)
+        self._claims.drop(key)
 
     def _tell(self, events: Sequence[tuple[int, RunEvent]]) -> None:
         assert self._loop is not None

@@ -27,10 +27,11 @@ from engine.emulated_executor import EmulatedExecutor
 from engine.executor import Executor
 from engine.incoming import read_sequence
 from engine.knobs import NodeConfig
-from engine.loop import Engine, EngineStatus, Preempted, StepFailed
+from engine.loop import Engine, EngineStatus
 from engine.membership import Membership
 from engine.node_metrics import NodeMetrics
 from engine.process import StartError
+from engine.run import Preempted, StepFailed
 from engine.scheduler import Scheduler
 from engine.sequence import GenerationSpec
 from engine.served_model import ServedModel, pool_blocks

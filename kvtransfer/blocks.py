@@ -168,11 +168,6 @@ class BlockPool:
         if freed:
             self._on_free()
 
-    def holds(self, lease: Lease) -> bool:
-        """Some block of the lease is not free yet."""
-        with self._lock:
-            return any(self._blocks[index].lease_id == lease.id for index in lease.block_ids)
-
     def _of_lease(self, lease: Lease, block_ids: Iterable[int]) -> list[_Block]:
         blocks = [self._blocks[index] for index in block_ids]
         for block in blocks:
