@@ -50,6 +50,13 @@ MaxRunning = Annotated[int | None, typer.Option(min=1, help="Most sequences in o
 StepBudget = Annotated[
     float | None, typer.Option("--step-budget-ms", min=0.1, help="Predicted time of one step.")
 ]
+Plane = Annotated[str | None, typer.Option(help="What carries KV: auto (default), grpc, gloo.")]
+DrainGrace = Annotated[
+    float | None, typer.Option("--drain-grace-s", min=0.1, help="For running requests, at a stop.")
+]
+LocalPrefill = Annotated[
+    str | None, typer.Option(help="Whether decode nodes may prefill too: auto (default), never.")
+]
 
 
 @app.command(epilog=EPILOG)
@@ -167,6 +174,9 @@ def up(
     max_model_len: MaxModelLen = None,
     max_running: MaxRunning = None,
     step_budget_ms: StepBudget = None,
+    plane: Plane = None,
+    drain_grace_s: DrainGrace = None,
+    local_prefill: LocalPrefill = None,
 ) -> None:
     """Run a cluster on this machine, in the foreground, until Ctrl-C."""
     options = {
@@ -178,6 +188,8 @@ def up(
         "max_model_len": max_model_len,
         "max_running": max_running,
         "step_budget_ms": step_budget_ms,
+        "plane": plane,
+        "drain_grace_s": drain_grace_s,
     }
     with exit_code_of_errors():
         # Here it is one line; from the nodes it would be one each, after their start.
@@ -189,6 +201,7 @@ def up(
             num_prefill=prefill,
             num_decode=decode,
             node_options=options,
+            coordinator_options={"local_prefill": local_prefill},
             listen=listen,
             log_dir=log_dir,
         )

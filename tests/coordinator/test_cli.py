@@ -28,8 +28,11 @@ import os
 import coordinator.cli as cli, coordinator.cli_cluster as cli_cluster
 from coordinator.supervisor import Cluster
 behave = {{"behave": os.environ.get("BEHAVE")}}
-def cluster(*, node_options, **given):
-    options = {{"coordinator_options": behave, "node_options": node_options | behave}}
+def cluster(*, node_options, coordinator_options=None, **given):
+    options = {{
+        "coordinator_options": (coordinator_options or {{}}) | behave,
+        "node_options": node_options | behave,
+    }}
     return Cluster(programs={PROGRAMS!r}, **options, **given)
 cli_cluster.Cluster = cluster
 cli.main()
