@@ -39,7 +39,7 @@ async def client() -> AsyncIterator[AsyncClient]:
         ([1] * 1000, {}, INVALID, "CONTEXT_TOO_LONG", "1000"),
         ("a" * 1000, {}, INVALID, "CONTEXT_TOO_LONG", "1000"),
         ([1] * 900, {"max_tokens": 101}, INVALID, "CONTEXT_TOO_LONG", "max_tokens"),
-        ("a" * 5_000_000, {}, INVALID, "PROMPT_TOO_LARGE", "32000"),
+        ("a" * 4_000_000, {}, INVALID, "PROMPT_TOO_LARGE", "32000"),
         ("hi", {"max_tokens": 0}, INVALID, "INVALID_ARGUMENT", "max_tokens"),
         ("hi", {"temperature": -1.0}, INVALID, "INVALID_ARGUMENT", "temperature"),
         ("hi", {"temperature": float("nan")}, INVALID, "INVALID_ARGUMENT", "temperature"),
