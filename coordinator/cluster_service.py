@@ -190,7 +190,7 @@ def _pairing_view(entry: NodeEntry) -> tuple[object, ...]:
         entry.available_blocks,
         entry.num_running,
         entry.is_refusing,
-        entry.queued_tokens,
+        entry.ahead_ms,
     )
 
 

@@ -33,12 +33,18 @@ LANE_BYTES_PER_MS = 1e6
 class Need:
     """What a request takes: tokens to prefill now, and of prompt and output together at most.
 
-    num_choices are generated from one prefill.
+    num_choices are generated from one prefill; max_num_tokens is of each.
     """
 
     num_prompt_tokens: int
     max_num_tokens: int
     num_choices: int = 1
+
+    @property
+    def num_tokens(self) -> int:
+        """The prompt and the output of all choices, at most."""
+        output = self.max_num_tokens - self.num_prompt_tokens
+        return self.num_prompt_tokens + self.num_choices * output
 
     @property
     def is_one_token(self) -> bool:
@@ -64,10 +70,13 @@ def choose_pair(
     """
     usable = [node for node in nodes if node.is_usable]
     decodes = [node for node in usable if not node.is_prefill]
+    prefills = [node for node in usable if node.is_prefill and not node.is_refusing]
+    if prefills and need.is_one_token:
+        prefill = _soonest(_long_enough(prefills, need.max_num_tokens), need)
+        return Pair(prefill=prefill, decode=None, reason="one token") if prefill else None
     if not decodes:
         raise ServingError(Reason.NO_NODES, "no decode node is serving", retry_after_s=1.0)
     decodes = _long_enough(decodes, need.max_num_tokens)
-    prefills = [node for node in usable if node.is_prefill and not node.is_refusing]
     prefills = prefills and _long_enough(prefills, need.num_prompt_tokens + 1)
     if need.num_choices > 1:
         decodes = _large_enough(decodes, need)
@@ -75,9 +84,6 @@ def choose_pair(
         decodes = _with_a_match(decodes, prefills)
     roomy = [node for node in decodes if has_room(node, need)]
     decode = min(roomy, key=lambda node: _decode_score(node, need), default=None)
-    if prefills and need.is_one_token:
-        prefill = _soonest(prefills, need)
-        return Pair(prefill=prefill, decode=None, reason="one token") if prefill else None
     if decode is None:
         return None
     if not prefills:
@@ -116,7 +122,7 @@ def blocks_now(node: NodeEntry, need: Need) -> int:
 def predicted_itl_ms(node: NodeEntry, need: Need) -> float:
     """Of the node's streams once the request is one of them."""
     rows = node.num_decoding + node.num_held + need.num_choices
-    context = node.decode_context + rows * need.num_prompt_tokens // max(1, rows)
+    context = node.decode_context + need.num_choices * need.num_prompt_tokens
     return node.profile.predict_ms(StepShape(num_decode_rows=rows, decode_context=context))
 
 

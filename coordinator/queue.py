@@ -91,14 +91,15 @@ class PairingQueue:
             arrival=next(self._arrivals),
             priority=priority,
             tenant=tenant,
-            num_tokens=need.max_num_tokens,
+            num_tokens=need.num_tokens,
         )
 
     def admit(self, place: Place, need: Need, *, remaining_s: float) -> None:
         """Refuses a new request that there is no room for, or no time. Raises ServingError."""
         if len(self._line) >= self._max_waiting:
             raise self._full(f"{len(self._line)} requests are waiting", self._max_waiting)
-        if self._line.num_tokens + place.num_tokens > self._max_waiting_tokens:
+        # Alone it may be larger than the limit: to come again later would not help it.
+        if self._line and self._line.num_tokens + place.num_tokens > self._max_waiting_tokens:
             raise self._full(
                 f"{self._line.num_tokens} tokens are waiting, {place.num_tokens} more exceed the "
                 f"limit of {self._max_waiting_tokens}",
@@ -153,18 +154,20 @@ class PairingQueue:
         """Pairs from the head of the line for as long as there is room."""
         while (first := self._line.first()) is not None:
             place, (need, claim) = first
+            if claim.done():
+                # Cancelled, which its coroutine has yet to hear: it takes and pays nothing.
+                self._line.leave(place)
+                continue
             try:
                 pair = choose_pair(self._nodes(), need, may_be_local=self._may_be_local)
             except ServingError as error:
                 self._line.leave(place)
-                if not claim.done():
-                    claim.set_exception(error)
+                claim.set_exception(error)
                 continue
             if pair is None:
                 return
             self._line.take(place)
-            if not claim.done():
-                claim.set_result(Claim(pair, need, self._registry))
+            claim.set_result(Claim(pair, need, self._registry))
 
     def _nodes(self) -> list[NodeEntry]:
         return list(self._registry.nodes.values())

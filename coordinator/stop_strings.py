@@ -3,8 +3,9 @@
     push("...the en") -> "...the "      "en" could still become "end"
     push("d of it")   -> "", matched "end"
 
-Text is held back only while it could be the beginning of a stop string. The match that begins first
-wins, then the one that the request names first.
+Text is held back only while it could be the beginning of a stop string. The match that is complete
+first wins, and of those that end together the one that begins first: so the outcome is the text's,
+however it was split, and nothing waits for a longer match.
 """
 
 from collections.abc import Sequence
@@ -22,11 +23,18 @@ class StopStrings:
         """The text that is certain to be before any stop string; "" after a match."""
         if self.matched is not None:
             return ""
+        # A match ends in the new text: what is complete in the held text was passed by.
+        num_seen = len(self._held)
         text = self._held + text
-        found = [(text.find(stop), order) for order, stop in enumerate(self._stop_strings)]
-        start, order = min(((at, order) for at, order in found if at >= 0), default=(-1, 0))
-        if start >= 0:
-            self.matched = self._stop_strings[order]
+        found = (
+            (text.find(stop, max(0, num_seen + 1 - len(stop))), stop) for stop in self._stop_strings
+        )
+        _, start, matched = min(
+            ((start + len(stop), start, stop) for start, stop in found if start >= 0),
+            default=(0, 0, None),
+        )
+        if matched is not None:
+            self.matched = matched
             self._held = ""
             return text[:start]
         num_held = self._longest_beginning(text)
@@ -46,9 +54,10 @@ class StopStrings:
         return held
 
     def _longest_beginning(self, text: str) -> int:
-        """Length of the longest end of text that a stop string begins with."""
+        """Length of the longest end of text that a stop string begins with, and goes on from."""
         longest = max((len(stop) for stop in self._stop_strings), default=1) - 1
         for length in range(min(longest, len(text)), 0, -1):
-            if any(stop.startswith(text[-length:]) for stop in self._stop_strings):
+            end = text[-length:]
+            if any(len(stop) > length and stop.startswith(end) for stop in self._stop_strings):
                 return length
         return 0

@@ -1,11 +1,15 @@
-"""Registration: nobody is missed, whatever happens while a message goes out."""
+"""Registration: nobody is missed, whatever happens while a message goes out; drained and stuck
+nodes get nothing new."""
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
+from google.protobuf.duration_pb2 import Duration
 
 from coordinator.cluster_service import ClusterServicer
+from coordinator.pairing import Need, choose_pair
 from coordinator.registry import Registry
 from kvtransfer.layout import KvLayout
 from kvtransfer.wire import layout_to_pb
@@ -22,6 +26,8 @@ LAYOUT = KvLayout(
     head_dim=1,
 )
 PREFILL, DECODE = cluster_pb2.NODE_ROLE_PREFILL, cluster_pb2.NODE_ROLE_DECODE
+SERVING, DRAINING = cluster_pb2.NODE_STATE_SERVING, cluster_pb2.NODE_STATE_DRAINING
+NEED = Need(num_prompt_tokens=9, max_num_tokens=20)
 
 
 def registration(node_id: str, role: int = PREFILL, **changes: object) -> cluster_pb2.Registration:
@@ -45,14 +51,36 @@ class NodeStream:
         self.requests: asyncio.Queue[cluster_pb2.RegisterRequest | None] = asyncio.Queue()
         self.requests.put_nowait(cluster_pb2.RegisterRequest(registration=first))
         self._responses = servicer.Register(self._read(), None)
+        self._seq = 0
+
+    async def next(self) -> cluster_pb2.RegisterResponse:
+        async with asyncio.timeout(1):
+            return await anext(self._responses)
 
     async def members(self) -> list[str]:
-        response = await anext(self._responses)
+        response = await self.next()
         return sorted(member.node.node_id for member in response.membership.members)
+
+    def send(self, state: int = SERVING, **status: object) -> None:
+        """A later status."""
+        self._seq += 1
+        sent = cluster_pb2.NodeStatus(seq=self._seq, state=state, available_blocks=9, **status)
+        self.requests.put_nowait(cluster_pb2.RegisterRequest(status=sent))
+
+    async def tell(self, state: int = SERVING, **status: object) -> None:
+        """A later status, which has been taken in when this returns."""
+        self.send(state, **status)
+        async with asyncio.timeout(1):
+            await self.requests.join()
+
+    async def close(self) -> None:
+        await self._responses.aclose()
 
     async def _read(self) -> AsyncIterator[cluster_pb2.RegisterRequest]:
         while (request := await self.requests.get()) is not None:
             yield request
+            # Taken in: the servicer has come back for the next one.
+            self.requests.task_done()
 
 
 @pytest.fixture
@@ -124,3 +152,131 @@ async def test_a_node_that_says_nothing_first_is_refused(servicer):
     stream.requests.put_nowait(None)
     with pytest.raises(ServingError, match="message was due"):
         await stream.members()
+
+
+def chosen(registry: Registry) -> tuple[str, str]:
+    """Names of the pair that a request gets; "" for none."""
+    pair = choose_pair(registry.nodes.values(), NEED)
+    assert pair is not None
+    return (
+        pair.prefill.key.node_id if pair.prefill else "",
+        pair.decode.key.node_id if pair.decode else "",
+    )
+
+
+@asynccontextmanager
+async def cluster(servicer: ClusterServicer) -> AsyncIterator[dict[str, NodeStream]]:
+    """p0, d0 and d1, all serving; every one has heard of all."""
+    streams: dict[str, NodeStream] = {}
+    for name in ("p0", "d0", "d1"):
+        role = PREFILL if name == "p0" else DECODE
+        streams[name] = NodeStream(servicer, registration(name, role, max_model_len=80))
+        # The new one first: that is what registers it.
+        for stream in reversed(streams.values()):
+            assert await stream.members() == sorted(streams)
+    # d0 before d1: it has fewer streams.
+    await streams["p0"].tell()
+    await streams["d0"].tell()
+    await streams["d1"].tell(num_decoding=1)
+    try:
+        yield streams
+    finally:
+        for stream in streams.values():
+            await stream.close()
+
+
+async def test_a_drained_node_gets_nothing_new_and_hears_of_it_once(servicer, registry):
+    async with cluster(servicer) as streams:
+        assert chosen(registry) == ("p0", "d0")
+        hearing = asyncio.create_task(streams["d0"].next())
+        await asyncio.sleep(0)
+        await servicer.DrainNode(cluster_pb2.DrainNodeRequest(node_id="d0"), None)
+        # From now on, whether or not the node has heard of it.
+        assert chosen(registry) == ("p0", "d1")
+        assert (await hearing).WhichOneof("event") == "drain"
+        # It has not yet, and says that it serves.
+        await streams["d0"].tell()
+        assert chosen(registry) == ("p0", "d1")
+        listed = await servicer.ListNodes(cluster_pb2.ListNodesRequest(), None)
+        states = {n.registration.node.node_id: n.status.state for n in listed.nodes}
+        assert states == {"p0": SERVING, "d0": DRAINING, "d1": SERVING}
+        # Asked again it is told nothing more: its next message is of who is there.
+        following = asyncio.create_task(streams["d0"].members())
+        await servicer.DrainNode(cluster_pb2.DrainNodeRequest(node_id="d0"), None)
+        await streams["d0"].tell()
+        await streams.pop("d1").close()
+        assert await following == ["d0", "p0"]
+
+
+async def test_the_last_decode_node_can_be_drained(servicer, registry):
+    async with cluster(servicer):
+        for name in ("d0", "d1"):
+            await servicer.DrainNode(cluster_pb2.DrainNodeRequest(node_id=name), None)
+        with pytest.raises(ServingError, match="no decode node is serving"):
+            choose_pair(registry.nodes.values(), NEED)
+
+
+async def test_draining_wakes_those_who_wait_for_another_pair(servicer, registry):
+    async with cluster(servicer):
+        changes: list[str] = []
+        registry.listen(lambda: changes.append("changed"))
+        await servicer.DrainNode(cluster_pb2.DrainNodeRequest(node_id="p0"), None)
+        assert changes == ["changed"]
+        assert chosen(registry) == ("", "d0")
+
+
+async def test_a_node_that_drains_by_itself_gets_nothing_new(servicer, registry):
+    async with cluster(servicer) as streams:
+        await streams["d0"].tell(DRAINING)
+        assert chosen(registry) == ("p0", "d1")
+
+
+async def test_a_drained_node_that_starts_anew_serves(servicer, registry):
+    async with cluster(servicer) as streams:
+        await servicer.DrainNode(cluster_pb2.DrainNodeRequest(node_id="d0"), None)
+        await streams.pop("d0").close()
+        again = types_pb2.NodeRef(node_id="d0", incarnation=2)
+        streams["d0"] = NodeStream(servicer, registration("d0", DECODE, node=again))
+        await streams["d0"].members()
+        await streams["d0"].tell()
+        assert chosen(registry) == ("p0", "d0")
+
+
+async def test_an_unknown_node_is_named_and_not_drained(servicer):
+    with pytest.raises(ServingError, match="no node 'x' is registered") as error:
+        await servicer.DrainNode(cluster_pb2.DrainNodeRequest(node_id="x"), None)
+    assert error.value.reason is Reason.UNKNOWN_NODE
+    assert error.value.metadata == {"field": "node_id"}
+
+
+def duration(seconds: float) -> Duration:
+    result = Duration()
+    result.FromNanoseconds(round(seconds * 1e9))
+    return result
+
+
+# Twenty times the prediction, and never less than 5 s.
+@pytest.mark.parametrize(
+    ("predicted_s", "age_s", "is_stuck"),
+    [(0.1, 5, False), (0.1, 5.1, True), (2, 40, False), (2, 40.1, True)],
+)
+async def test_a_node_that_is_stuck_in_a_step_is_taken_out(
+    servicer, registry, predicted_s, age_s, is_stuck
+):
+    async with cluster(servicer) as streams:
+        lost: list[str] = []
+        registry.nodes["d0"].on_lost.add(lambda: lost.append("d0"))
+        ending = asyncio.create_task(streams["d0"].next())
+        streams["d0"].send(step_age=duration(age_s), step_predicted=duration(predicted_s))
+        if is_stuck:
+            with pytest.raises(ServingError, match=f"stuck: .* has taken {age_s:.1f} s") as error:
+                await ending
+            assert error.value.reason is Reason.NODE_LOST
+            assert (lost, sorted(registry.nodes)) == (["d0"], ["d1", "p0"])
+            assert chosen(registry) == ("p0", "d1")
+            assert await streams["p0"].members() == ["d1", "p0"]
+        else:
+            await streams["d0"].requests.join()
+            assert (lost, chosen(registry)) == ([], ("p0", "d0"))
+            ending.cancel()
+            await asyncio.gather(ending, return_exceptions=True)

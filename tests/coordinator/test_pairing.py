@@ -4,7 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.pairing import Need, choose_pair
+from coordinator.pairing import (
+    Need,
+    choose_pair,
+    local_first_token_ms,
+    predicted_itl_ms,
+    remote_first_token_ms,
+)
 from coordinator.registry import NodeEntry
 from engine.cost_model import CostProfile
 from kvtransfer.layout import KvLayout
@@ -28,6 +34,9 @@ PROFILE = CostProfile(
     decode_context_ms=0.0,
     prefill_context_ms=0.0,
 )
+# 2 ms per prompt token, 20 ms for every step.
+SLOW = replace(PROFILE, base_ms=20.0, prefill_token_ms=2.0)
+BLOCKS_OF_4 = replace(LAYOUT, block_size=4)
 # 4 blocks now: 30 tokens and the next one.
 NEED = Need(num_prompt_tokens=30, max_num_tokens=50)
 
@@ -66,10 +75,24 @@ def chosen(*nodes: NodeEntry, need: Need = NEED, **options: bool):
         ([node("d0")], (None, "d0", "no prefill node")),
         ([node("p0", is_serving=False), node("d0")], (None, "d0", "no prefill node")),
         ([node("p0", is_avoided=True), node("d0")], (None, "d0", "no prefill node")),
+        ([node("p0", step_age_s=5.1), node("d0")], (None, "d0", "no prefill node")),
+        # Not serving, avoided, or stuck: whatever its load, the other one.
+        ([node("p0"), node("d0", is_serving=False), node("d1", num_decoding=7)], ("p0", "d1")),
+        ([node("p0"), node("d0", is_avoided=True), node("d1", num_decoding=7)], ("p0", "d1")),
+        ([node("p0", is_serving=False), node("p1", queued_tokens=90), node("d0")], ("p1", "d0")),
+        ([node("p0", step_age_s=5.1), node("p1", queued_tokens=90), node("d0")], ("p1", "d0")),
         # The lowest predicted ITL, then most blocks.
         ([node("p0"), node("d0", num_decoding=3), node("d1", num_decoding=2)], ("p0", "d1")),
         ([node("p0"), node("d0", num_decoding=3), node("d1", num_held=4)], ("p0", "d0")),
         ([node("p0"), node("d0", available_blocks=60), node("d1")], ("p0", "d1")),
+        ([node("p0"), node("d0", held_blocks=1), node("d1")], ("p0", "d1")),
+        # 10 + 2 ms beside nobody, 10 + 4 ms beside one: fewer streams before more blocks.
+        ([node("p0"), node("d0", available_blocks=6), node("d1", num_decoding=1)], ("p0", "d0")),
+        # 20 + 2 ms alone, 10 + 8 ms beside three: the node's own profile counts.
+        (
+            [node("p0"), node("d0", profile=SLOW), node("d1", num_decoding=3)],
+            ("p0", "d1"),
+        ),
         # Room: 4 blocks, and one for each request that runs.
         ([node("p0"), node("d0", available_blocks=3)], None),
         ([node("p0"), node("d0", available_blocks=4)], ("p0", "d0")),
@@ -77,6 +100,14 @@ def chosen(*nodes: NodeEntry, need: Need = NEED, **options: bool):
         ([node("p0"), node("d0", available_blocks=6, num_running=2)], ("p0", "d0")),
         ([node("p0"), node("d0", available_blocks=9, held_blocks=6)], None),
         ([node("p0"), node("d0", num_running=8)], None),
+        ([node("p0"), node("d0", num_running=7)], ("p0", "d0")),
+        ([node("p0"), node("d0", num_running=7, num_held=1)], None),
+        # Beside 7 on a node of 10 blocks: all that is left of it is headroom enough.
+        ([node("p0"), node("d0", num_blocks=10, available_blocks=10, num_running=7)], ("p0", "d0")),
+        ([node("p0"), node("d0", num_blocks=10, available_blocks=9, num_running=7)], None),
+        # 31 tokens are 8 blocks of 4.
+        ([node("p0"), node("d0", layout=BLOCKS_OF_4, available_blocks=7)], None),
+        ([node("p0"), node("d0", layout=BLOCKS_OF_4, available_blocks=8)], ("p0", "d0")),
         ([node("p0"), node("d0", refused_seq=0)], None),
         ([node("p0"), node("d0", refused_seq=0, status_seq=1)], ("p0", "d0")),
         # Stuck: 5 s is the floor, 20 times the prediction the limit.
@@ -84,14 +115,32 @@ def chosen(*nodes: NodeEntry, need: Need = NEED, **options: bool):
         ([node("p0"), node("d0", step_age_s=5.1, step_predicted_s=0.3)], ("p0", "d0")),
         # The earliest first token; what was sent and not told of counts too.
         ([node("p0", queued_tokens=90), node("p1", unseen_tokens=80), node("d0")], ("p1", "d0")),
-        # Busy prefill nodes get the next prompt when less than 100 ms are ahead.
+        # 30 tokens in 60 ms, or in 20 + 30 ms; the base is of every step, and decides nothing.
+        (
+            [node("p0", profile=SLOW), node("p1", queued_tokens=20), node("d0")],
+            ("p1", "d0"),
+        ),
+        (
+            [node("p0", profile=SLOW), node("p1", queued_tokens=31), node("d0")],
+            ("p0", "d0"),
+        ),
+        # A prefill node must take the prompt and its first token: 31.
+        ([node("p0", max_model_len=30), node("p1", queued_tokens=90), node("d0")], ("p1", "d0")),
+        ([node("p0", max_model_len=31), node("p1", queued_tokens=90), node("d0")], ("p0", "d0")),
+        ([node("p0"), node("d0", max_model_len=49), node("d1", num_decoding=7)], ("p0", "d1")),
+        # Busy prefill nodes get the next prompt when no more than 100 ms are ahead.
         (
             [node("p0", queued_tokens=100, num_outstanding=1), node("d0", num_decoding=20)],
             ("p0", "d0"),
         ),
         ([node("p0", queued_tokens=5000, num_outstanding=16), node("d0", num_decoding=20)], None),
         # Other block sizes and orders are translated; other models are not.
-        ([node("p0", layout=replace(LAYOUT, block_size=4)), node("d0")], ("p0", "d0")),
+        ([node("p0", layout=BLOCKS_OF_4), node("d0")], ("p0", "d0")),
+        ([node("p0", layout=replace(LAYOUT, inner_order="2LSHD")), node("d0")], ("p0", "d0")),
+        (
+            [node("p0", layout=replace(LAYOUT, model_digest="01")), node("p1"), node("d0")],
+            ("p1", "d0"),
+        ),
         (
             [node("p0"), node("d0", layout=replace(LAYOUT, dtype="bfloat16")), node("d1")],
             ("p0", "d1"),
@@ -103,47 +152,171 @@ def test_a_pair_is_chosen_by_what_the_nodes_have_told(nodes, expected):
     assert (got and got[: len(expected)]) == expected
 
 
-def test_a_short_prompt_goes_to_a_busy_prefill_node_that_lets_it_pass():
-    busy = node("p0", queued_tokens=500, num_outstanding=1)
-    short = Need(num_prompt_tokens=30, max_num_tokens=50)
-    long = Need(num_prompt_tokens=300, max_num_tokens=350)
-    assert chosen(busy, node("d0"), need=short, may_be_local=False) == ("p0", "d0", "paired")
-    assert chosen(busy, node("d0"), need=long, may_be_local=False) is None
+def test_predictions_are_the_profile_over_what_is_ahead():
+    profile = replace(PROFILE, decode_context_ms=0.125, prefill_context_ms=0.0625)
+    need = Need(num_prompt_tokens=32, max_num_tokens=50, num_choices=3)
+    decode = node("d0", profile=profile, num_decoding=2, num_held=1, decode_context=100)
+    # 6 rows; 100 positions and 32 more for each of the three choices.
+    assert predicted_itl_ms(decode, need) == 10 + 6 * 2 + (100 + 3 * 32) * 0.125
+    # 32 tokens attend 528 positions. Locally the two rows take 10 + 4 + 12.5 of each 50 ms.
+    prompt_ms = 32 + 528 * 0.0625
+    assert local_first_token_ms(decode, need) == pytest.approx(prompt_ms / (1 - 26.5 / 50))
+    # The last of four blocks of 80 bytes, at 1 MB per ms.
+    prefill = node("p0", profile=profile, queued_tokens=20, unseen_tokens=5)
+    assert remote_first_token_ms(prefill, need) == pytest.approx(25 + prompt_ms + 4 * 80 / 1e6)
 
 
-def test_a_short_prompt_is_local_when_prefill_is_busy_and_the_step_budget_holds_it():
-    # 30 ms of prompt beside a decode step of 14 ms fit 50 ms; the prefill node is 500 ms behind.
-    busy, decode = node("p0", queued_tokens=500, num_outstanding=1), node("d0", num_decoding=2)
-    assert chosen(busy, decode) == (None, "d0", "short prompt, prefill busy")
-    assert chosen(node("p0"), decode) == ("p0", "d0", "paired")
-    crowded = node("d0", num_decoding=6)
-    assert chosen(busy, crowded) == ("p0", "d0", "paired")
+@pytest.mark.parametrize(
+    ("ahead", "num_prompt_tokens", "is_sent"),
+    [
+        (100, 51, True),
+        (101, 51, False),
+        # Half of what is ahead, and no more.
+        (102, 51, True),
+        (500, 250, True),
+        (500, 251, False),
+    ],
+)
+def test_a_busy_prefill_node_gets_what_keeps_it_busy_and_what_may_pass(
+    ahead, num_prompt_tokens, is_sent
+):
+    need = Need(num_prompt_tokens=num_prompt_tokens, max_num_tokens=300)
+    busy = node("p0", queued_tokens=ahead, num_outstanding=15)
+    expected = ("p0", "d0", "paired") if is_sent else None
+    assert chosen(busy, node("d0"), need=need, may_be_local=False) == expected
+    # Sixteen are enough, however short; one that this coordinator has given nothing takes one.
+    busy.num_outstanding = 16
+    assert chosen(busy, node("d0"), need=need, may_be_local=False) is None
+    busy.num_outstanding = 0
+    assert chosen(busy, node("d0"), need=need, may_be_local=False) == ("p0", "d0", "paired")
 
 
-def test_a_saturated_prefill_pool_is_passed_by_only_when_that_is_sooner():
-    # Full: 16 outstanding. Locally 300 ms of prompt have all of the node, or a tenth.
-    full = node("p0", queued_tokens=2000, num_outstanding=16)
+@pytest.mark.parametrize(
+    ("prefill", "decode", "is_local"),
+    [
+        # 30 ms of prompt beside a decode step of 14 ms fit 50 ms; there are 500 ms ahead of it.
+        ({"queued_tokens": 500}, {"num_decoding": 2}, True),
+        # Idle prefill nodes are never passed by.
+        ({}, {"num_decoding": 2}, False),
+        # 20 + 30 ms just fit, 22 + 30 ms do not.
+        ({"queued_tokens": 500}, {"num_decoding": 5}, True),
+        ({"queued_tokens": 500}, {"num_decoding": 6}, False),
+        # In 0.72 of each step: 30 / 0.72 = 41.7 ms, against 11 + 30 ms and 12 + 30 ms.
+        ({"queued_tokens": 11}, {"num_decoding": 2}, False),
+        ({"queued_tokens": 12}, {"num_decoding": 2}, True),
+        # The decode node has prompts of its own: (360 + 30) / 0.72 = 541.7 ms, against 530 ms.
+        ({"queued_tokens": 500}, {"num_decoding": 2, "queued_tokens": 360}, False),
+        ({"queued_tokens": 500}, {"num_decoding": 2, "unseen_tokens": 360}, False),
+        ({"queued_tokens": 500}, {"num_decoding": 2, "queued_tokens": 350}, True),
+    ],
+)
+def test_a_short_prompt_is_local_when_prefill_is_busy_and_the_step_budget_holds_it(
+    prefill, decode, is_local
+):
+    nodes = node("p0", num_outstanding=1, **prefill), node("d0", **decode)
+    local, remote = (None, "d0", "short prompt, prefill busy"), ("p0", "d0", "paired")
+    assert chosen(*nodes) == (local if is_local else remote)
+    assert chosen(*nodes, may_be_local=False) == remote
+
+
+@pytest.mark.parametrize(
+    ("decode", "others", "is_local"),
+    [
+        # Full: 16 outstanding, 2000 + 300 ms. Locally 300 ms have all of the node, or a tenth.
+        ({}, [], True),
+        ({"num_decoding": 20}, [], False),
+        # 10 + 2 * 17 = 44 of 50 ms: 300 / 0.12 = 2500 ms. 42 ms: 300 / 0.16 = 1875 ms.
+        ({"num_decoding": 17}, [], False),
+        ({"num_decoding": 16}, [], True),
+        # Sooner than every prefill node that could ship to it: 100 + 300 ms are soon.
+        ({"num_decoding": 10}, [], True),
+        ({"num_decoding": 10}, [node("p1", queued_tokens=100, num_outstanding=16)], False),
+        (
+            {"num_decoding": 10},
+            [
+                node(
+                    "p1",
+                    queued_tokens=100,
+                    num_outstanding=16,
+                    layout=replace(LAYOUT, num_kv_heads=2),
+                )
+            ],
+            True,
+        ),
+    ],
+)
+def test_a_saturated_prefill_pool_is_passed_by_only_when_that_is_sooner(decode, others, is_local):
     need = Need(num_prompt_tokens=300, max_num_tokens=350)
-    assert chosen(full, node("d0"), need=need) == (None, "d0", "prefill saturated")
-    assert chosen(full, node("d0", num_decoding=20), need=need) is None
-    assert chosen(full, node("d0"), need=need, may_be_local=False) is None
+    nodes = (
+        node("p0", queued_tokens=2000, num_outstanding=16),
+        node("d0", max_running=32, **decode),
+        *others,
+    )
+    assert chosen(*nodes, need=need) == ((None, "d0", "prefill saturated") if is_local else None)
+    assert chosen(*nodes, need=need, may_be_local=False) is None
 
 
-def test_one_token_needs_no_decode_node_where_there_are_prefill_nodes():
-    need = Need(num_prompt_tokens=30, max_num_tokens=31)
-    full = node("d0", available_blocks=0)
-    assert chosen(node("p0"), full, need=need) == ("p0", None, "one token")
-    assert chosen(node("d0"), need=need) == (None, "d0", "no prefill node")
-    two = replace(need, num_choices=2)
+ONE_TOKEN = Need(num_prompt_tokens=30, max_num_tokens=31)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "expected"),
+    [
+        ([node("p0"), node("d0")], ("p0", None, "one token")),
+        ([node("p0"), node("d0", available_blocks=0)], ("p0", None, "one token")),
+        ([node("p0"), node("d0", is_serving=False)], ("p0", None, "one token")),
+        ([node("p0"), node("d0", max_model_len=9)], ("p0", None, "one token")),
+        ([node("p0"), node("d0", layout=replace(LAYOUT, head_dim=2))], ("p0", None, "one token")),
+        ([node("p0")], ("p0", None, "one token")),
+        ([node("p0", queued_tokens=9), node("p1", queued_tokens=8)], ("p1", None, "one token")),
+        ([node("p0", num_outstanding=16), node("d0")], None),
+        ([node("d0")], (None, "d0", "no prefill node")),
+        ([node("p0", is_avoided=True), node("d0")], (None, "d0", "no prefill node")),
+    ],
+)
+def test_one_token_needs_no_decode_node_where_there_are_prefill_nodes(nodes, expected):
+    assert chosen(*nodes, need=ONE_TOKEN) == expected
+
+
+def test_one_token_of_each_of_two_choices_needs_a_decode_node():
+    two = replace(ONE_TOKEN, num_choices=2)
     assert chosen(node("p0"), node("d0"), need=two) == ("p0", "d0", "paired")
+
+
+def test_choices_take_blocks_and_rows_each():
+    # 4 blocks, and 2 for each choice but the first.
+    three = replace(NEED, num_choices=3)
+    assert chosen(node("p0"), node("d0", available_blocks=7), need=three) is None
+    assert chosen(node("p0"), node("d0", available_blocks=8), need=three) is not None
+    assert chosen(node("p0"), node("d0", num_running=5), need=three) is not None
+    assert chosen(node("p0"), node("d0", num_running=6), need=three) is None
+    # More than a step's rows: alone on its node.
+    nine = replace(NEED, num_choices=9)
+    assert chosen(node("p0"), node("d0"), need=nine) is not None
+    assert chosen(node("p0"), node("d0", num_running=1), need=nine) is None
 
 
 @pytest.mark.parametrize(
     ("nodes", "need", "reason", "metadata"),
     [
         ([node("p0")], NEED, Reason.NO_NODES, {}),
-        ([node("d0", is_serving=False)], NEED, Reason.NO_NODES, {}),
-        ([node("d0", max_model_len=49)], NEED, Reason.CONTEXT_TOO_LONG, {"limit": "49"}),
+        ([], NEED, Reason.NO_NODES, {}),
+        ([node("p0", is_serving=False)], ONE_TOKEN, Reason.NO_NODES, {}),
+        ([node("p0"), node("d0", is_serving=False)], NEED, Reason.NO_NODES, {}),
+        ([node("p0"), node("d0", step_age_s=5.1)], NEED, Reason.NO_NODES, {}),
+        (
+            [node("d0", max_model_len=48), node("d1", max_model_len=49)],
+            NEED,
+            Reason.CONTEXT_TOO_LONG,
+            {"limit": "49"},
+        ),
+        (
+            [node("p0", max_model_len=30), node("d0")],
+            NEED,
+            Reason.CONTEXT_TOO_LONG,
+            {"limit": "30"},
+        ),
+        ([node("p0", max_model_len=30)], ONE_TOKEN, Reason.CONTEXT_TOO_LONG, {"limit": "30"}),
         (
             [node("p0", layout=replace(LAYOUT, dtype="bfloat16")), node("d0")],
             NEED,
@@ -164,3 +337,26 @@ def test_what_no_node_could_ever_serve_is_refused_by_name(nodes, need, reason, m
         choose_pair(nodes, need)
     assert error.value.reason is reason
     assert metadata.items() <= error.value.metadata.items()
+
+
+def test_the_most_choices_that_a_pool_holds_are_taken():
+    assert chosen(node("d0", num_blocks=12), need=replace(NEED, num_choices=3)) is not None
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("model_digest", "01"),
+        ("dtype", "bfloat16"),
+        ("num_layers", 2),
+        ("num_kv_heads", 2),
+        ("head_start", 1),
+        ("head_dim", 2),
+    ],
+)
+def test_the_field_that_keeps_all_nodes_apart_is_named(field, value):
+    other = replace(BLOCKS_OF_4, **{field: value})
+    with pytest.raises(ServingError, match=f"differ in {field}: ") as error:
+        choose_pair([node("p0", layout=other), node("d0")], NEED)
+    assert error.value.reason is Reason.LAYOUT_MISMATCH
+    assert error.value.metadata["field"] == field
