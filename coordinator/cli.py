@@ -14,6 +14,7 @@ from coordinator.render import progress_bars, write_json, write_nodes, write_tim
 from engine import catalog
 
 _ADDRESS = "127.0.0.1:50051"
+_ADDRESSES = [_ADDRESS]
 _MODEL = "smollm2-135m"
 
 app = typer.Typer(
@@ -26,12 +27,25 @@ app = typer.Typer(
 )
 
 Coordinator = Annotated[str, typer.Option(help="Address of the coordinator.")]
+Coordinators = Annotated[
+    list[str],
+    typer.Option(
+        "--coordinator", help="Address of the coordinator; repeat it for those that can take over."
+    ),
+]
 MaxTokens = Annotated[int | None, typer.Option(min=1, help="Most tokens to generate.")]
 Temperature = Annotated[float | None, typer.Option(min=0.0, help="0 is greedy.")]
 TopP = Annotated[float | None, typer.Option(min=0.0, max=1.0, help="Smallest set of this mass.")]
 TopK = Annotated[int | None, typer.Option(min=0, help="Only the k most likely tokens; 0: all.")]
 MinP = Annotated[float | None, typer.Option(min=0.0, max=1.0, help="Least share of the likeliest.")]
 Seed = Annotated[int | None, typer.Option(min=0, max=2**64 - 1, help="Repeats an answer.")]
+NumChoices = Annotated[int | None, typer.Option("--n", min=1, help="Answers from one prompt.")]
+Stop = Annotated[list[str] | None, typer.Option(help="Text that ends an answer; repeatable.")]
+Logprobs = Annotated[
+    int | None, typer.Option(min=0, help="Log-probabilities, with so many alternatives; --json.")
+]
+Priority = Annotated[int | None, typer.Option(help="Higher goes first; 0.")]
+Tenant = Annotated[str | None, typer.Option(help="Whose share of the queue it takes.")]
 Timeout = Annotated[float | None, typer.Option(min=0.001, help="Deadline; the server's: 120 s.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object per line.")]
 
@@ -68,16 +82,30 @@ def generate(
     top_k: TopK = None,
     min_p: MinP = None,
     seed: Seed = None,
+    n: NumChoices = None,
+    stop: Stop = None,
+    logprobs: Logprobs = None,
+    priority: Priority = None,
+    tenant: Tenant = None,
     raw: Annotated[bool, typer.Option("--raw", help="Plain text, no chat template.")] = False,
     as_json: Json = False,
-    coordinator: Coordinator = _ADDRESS,
+    coordinators: Coordinators = _ADDRESSES,
     timeout_s: Timeout = None,
 ) -> None:
     """Stream one answer. The text goes to stdout, timing and nodes to stderr."""
+    if logprobs is not None and not as_json:
+        raise typer.BadParameter("needs --json", param_hint="--logprobs")
     text = sys.stdin.read() if prompt == "-" else prompt
     message: Prompt = text if raw else [{"role": "user", "content": text}]
-    options = _sampling(max_tokens, temperature, top_p, top_k, min_p, seed)
-    with exit_code_of_errors(coordinator=coordinator), Client(coordinator) as client:
+    options: GenerationOptions = {
+        **_sampling(max_tokens, temperature, top_p, top_k, min_p, seed),
+        "n": n,
+        "stop_strings": stop,
+        "logprobs": logprobs,
+        "priority": priority,
+        "tenant": tenant,
+    }
+    with exit_code_of_errors(coordinator=" or ".join(coordinators)), Client(coordinators) as client:
         cli_generate.generate(
             client, message, options=options, timeout_s=timeout_s, as_json=as_json
         )
@@ -92,12 +120,12 @@ def chat(
     top_k: TopK = None,
     min_p: MinP = None,
     seed: Seed = None,
-    coordinator: Coordinator = _ADDRESS,
+    coordinators: Coordinators = _ADDRESSES,
     timeout_s: Timeout = None,
 ) -> None:
     """Talk to the model. Ctrl-C ends an answer, /exit or Ctrl-D the conversation."""
     options = _sampling(max_tokens, temperature, top_p, top_k, min_p, seed)
-    with exit_code_of_errors(coordinator=coordinator), Client(coordinator) as client:
+    with exit_code_of_errors(coordinator=" or ".join(coordinators)), Client(coordinators) as client:
         cli_generate.chat(client, system=system, options=options, timeout_s=timeout_s)
 
 

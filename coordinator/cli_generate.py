@@ -1,11 +1,12 @@
 """disagg generate and disagg chat: one answer, or a conversation, on the terminal."""
 
 import sys
+from collections import defaultdict
 
 from coordinator.client import Client
 from coordinator.events import Delta, Finished, GenerationError, GenerationOptions, Prompt
 from coordinator.exits import report
-from coordinator.render import write_event_json, write_summary, write_text
+from coordinator.render import write_event_json, write_heading, write_summary, write_text
 
 
 def generate(
@@ -32,11 +33,17 @@ def stream_answer(
     timeout_s: float | None,
     texts: list[str],
 ) -> None:
-    """Writes an answer as it comes; texts gets its pieces, also of one that is interrupted."""
+    """Writes an answer as it comes; texts gets its pieces, also of one that is interrupted.
+
+    Of several choices the first one streams; the others wait, or lines of all would mix.
+    """
     finished: Finished | None = None
+    others: defaultdict[int, list[str]] = defaultdict(list)
     try:
         for event in client.generate(prompt, timeout_s=timeout_s, **options):
-            if isinstance(event, Delta):
+            if isinstance(event, Delta) and event.choice > 0:
+                others[event.choice].append(event.text)
+            elif isinstance(event, Delta):
                 texts.append(event.text)
                 write_text(event.text)
             elif isinstance(event, Finished):
@@ -44,6 +51,9 @@ def stream_answer(
     finally:
         if texts:  # what follows starts on a line of its own
             write_text("\n")
+        for choice, pieces in sorted(others.items()):
+            write_heading(f"choice {choice}")
+            write_text(f"{''.join(pieces)}\n")
     if finished is not None:
         write_summary(finished)
 

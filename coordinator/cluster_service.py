@@ -220,6 +220,7 @@ def _info(node: NodeEntry) -> cluster_pb2.NodeInfo:
         status.cost_profile.CopyFrom(cost_profile_to_pb(node.profile))
     if node.step_age_s is not None:
         status.step_age.FromNanoseconds(int(node.step_age_s * 1e9))
+        status.step_predicted.FromNanoseconds(int(node.step_predicted_s * 1e9))
     registration = cluster_pb2.Registration(
         protocol_version=PROTOCOL_VERSION,
         node=node_to_pb(node.key),

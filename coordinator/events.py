@@ -145,6 +145,8 @@ class Node:
     queued_tokens: int = 0
     num_decoding: int = 0
     num_steps: int = 0
+    # Of the step in progress; None while there is none.
+    step_predicted_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,6 +258,9 @@ def read_node(info: Any) -> Node:
         queued_tokens=status.queued_tokens,
         num_decoding=status.num_decoding,
         num_steps=status.step,
+        step_predicted_s=status.step_predicted.ToNanoseconds() / 1e9
+        if status.HasField("step_predicted")
+        else None,
     )
 
 

@@ -62,6 +62,11 @@ def write_timeline(events: Sequence[TimelineEvent]) -> None:
     _print_table(table)
 
 
+def write_heading(heading: str) -> None:
+    """A line on stderr, above the text of one choice."""
+    Console(stderr=True, highlight=False).print(heading, style="dim", markup=False)
+
+
 def write_summary(finished: Finished) -> None:
     """The line after an answer: how fast, where, why it ended, and how to get it again."""
     Console(stderr=True, highlight=False, soft_wrap=True).print(

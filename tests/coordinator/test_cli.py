@@ -4,6 +4,7 @@ import asyncio
 import io
 import json
 import os
+import pty
 import re
 import signal
 import sys
@@ -61,7 +62,9 @@ async def fake() -> AsyncIterator[FakeCoordinator]:
         yield fake
 
 
-async def start(*args: str | bytes, code: str = MAIN, **env: str) -> asyncio.subprocess.Process:
+async def start(
+    *args: str | bytes, code: str = MAIN, stdout: int = asyncio.subprocess.PIPE, **env: str
+) -> asyncio.subprocess.Process:
     pipe = asyncio.subprocess.PIPE
     env = {
         **os.environ,
@@ -71,7 +74,7 @@ async def start(*args: str | bytes, code: str = MAIN, **env: str) -> asyncio.sub
         **env,
     }
     return await asyncio.create_subprocess_exec(
-        sys.executable, "-c", code, *args, stdin=pipe, stdout=pipe, stderr=pipe, env=env
+        sys.executable, "-c", code, *args, stdin=pipe, stdout=stdout, stderr=pipe, env=env
     )
 
 
@@ -114,6 +117,36 @@ async def test_raw_text_and_options_are_sent(fake: FakeCoordinator) -> None:
     assert 0 < (fake.deadlines_s[0] or 0) <= 50
 
 
+async def test_what_a_request_asks_for_besides_sampling_is_sent(fake: FakeCoordinator) -> None:
+    options = ["--n", "3", "--stop", "x", "--stop", "y z", "--logprobs", "0", "--json"]
+    options += ["--priority", "-5", "--tenant", "blue", "--coordinator", fake.address]
+    code, out, err = await disagg("generate", "a", *options)
+    assert (code, err) == (0, "")
+    (request,) = fake.requests
+    assert (request.n, list(request.stop.stop_strings)) == (3, ["x", "y z"])
+    assert request.HasField("logprobs")
+    assert (request.priority, request.tenant) == (-5, "blue")
+    first, *_ = map(json.loads, out.splitlines())
+    assert first["logprobs"] == [{"token_id": 1000, "logprob": -0.5, "top": [[7, -0.25]]}]
+
+
+async def test_choices_follow_each_other_and_do_not_mix(fake: FakeCoordinator) -> None:
+    args = ["generate", "two words", "--n", "3", "--coordinator", fake.address]
+    code, out, err = await disagg(*args)
+    assert (code, out) == (0, "twowords\nTWOWORDS\nTWOWORDS\n")
+    assert err.splitlines()[:2] == ["choice 1", "choice 2"]
+
+
+async def test_another_coordinator_takes_over(fake: FakeCoordinator) -> None:
+    args = ["--coordinator", "127.0.0.1:1", "--coordinator", fake.address]
+    code, out, _ = await disagg("generate", "two words", *args)
+    assert (code, out) == (0, "twowords\n")
+    args[-1] = "127.0.0.1:2"
+    code, out, err = await disagg("generate", "two words", *args)
+    assert (code, out) == (3, "")
+    assert err.startswith("disagg: no coordinator at 127.0.0.1:1 or 127.0.0.1:2: ")
+
+
 async def test_json_is_one_object_per_event(fake: FakeCoordinator) -> None:
     code, out, err = await disagg("generate", "é b", "--json", "--coordinator", fake.address)
     assert (code, err) == (0, "")
@@ -153,6 +186,10 @@ async def test_no_coordinator_is_one_line_and_exit_code_3(command: list[str]) ->
         ["generate"],
         ["generate", "x", "--max-tokens", "0"],
         ["generate", "x", "--top-p", "1.5"],
+        ["generate", "x", "--n", "0"],
+        ["generate", "x", "--logprobs", "1"],
+        ["generate", "x", "--priority", str(2**31)],
+        ["drain"],
         ["generate", b"\xff"],
         ["up", "--decode", "0"],
         ["up", "--model", "no-such-model"],
@@ -212,6 +249,64 @@ async def test_nodes_are_a_table_or_json(fake: FakeCoordinator) -> None:
     assert cells == ["decode-0", "decode", "127.0.0.1:1002", "serving", "90 / 100", "2", "1"]
     code, out, _ = await disagg("nodes", "--json", "--coordinator", fake.address)
     assert [json.loads(line)["node_id"] for line in out.splitlines()] == ["prefill-0", "decode-0"]
+
+
+async def test_top_once_is_one_frame(fake: FakeCoordinator) -> None:
+    code, out, err = await disagg("top", "--once", "--coordinator", fake.address)
+    assert (code, err) == (0, "")
+    (row,) = (line for line in out.splitlines() if "decode-0" in line)
+    assert row.split()[:3] == ["decode-0", "decode", "serving"]
+    # used / all, running, decoding, queued tokens, step; between the two looks no step was made.
+    assert row.split()[-9:] == ["10", "/", "100", "2", "2", "0", "12.5", "ms", "0"]
+    assert "busy: prefill 100%, decode 100%" in out
+
+
+async def test_top_into_a_pipe_is_one_frame_after_another(fake: FakeCoordinator) -> None:
+    process = await start("top", "--coordinator", fake.address)
+    await read_until(process.stdout, "busy: ")
+    await read_until(process.stdout, "busy: ")
+    process.send_signal(signal.SIGINT)
+    _, err = await asyncio.wait_for(process.communicate(), 60)
+    assert (process.returncode, err) == (130, b"")
+
+
+async def test_top_takes_a_terminal_and_gives_it_back(fake: FakeCoordinator) -> None:
+    ours, its = pty.openpty()
+    try:
+        process = await start("top", "--coordinator", fake.address, stdout=its, TERM="xterm")
+        out = await read_terminal(ours, until=b"busy: prefill")
+        assert b"\x1b[?1049h" in out  # the alternate screen
+        process.send_signal(signal.SIGINT)
+        await read_terminal(ours, until=b"\x1b[?1049l")
+        _, err = await asyncio.wait_for(process.communicate(), 60)
+        assert (process.returncode, err) == (130, b"")
+    finally:
+        os.close(ours)
+        os.close(its)
+
+
+async def read_terminal(terminal: int, *, until: bytes) -> bytes:
+    out = b""
+    async with asyncio.timeout(60):
+        while until not in out:
+            out += await asyncio.to_thread(os.read, terminal, 65536)
+    return out
+
+
+async def test_drain_names_a_node(fake: FakeCoordinator) -> None:
+    assert await disagg("drain", "decode-0", "--coordinator", fake.address) == (0, "", "")
+    assert fake.drained == ["decode-0"]
+
+
+async def test_explain_is_a_table_or_json(fake: FakeCoordinator) -> None:
+    code, out, _ = await disagg("explain", "r1", "--coordinator", fake.address)
+    assert code == 0
+    rows = [re.split(r"\s{2,}", line.strip()) for line in out.splitlines() if " ms" in line]
+    assert [" ".join(row) for row in rows] == ["0.0 ms queued waiting 0", "2.5 ms ended outcome ok"]
+    code, out, _ = await disagg("explain", "r1", "--json", "--coordinator", fake.address)
+    assert [json.loads(line)["at_s"] for line in out.splitlines()] == [0.0, 0.0025]
+    code, _, err = await disagg("explain", "r2", "--coordinator", fake.address)
+    assert (code, err) == (1, "disagg: UNKNOWN_REQUEST: no such request\n")
 
 
 async def test_pull_prints_the_folder() -> None:
