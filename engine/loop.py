@@ -8,8 +8,8 @@ The engine has its own claims on a running sequence's blocks (engine/claims.py),
 two steps. So a lease may be released at any time; its blocks come free when the engine (and any
 lane) is done with them.
 
-A sequence grows block by block. When none is free the youngest of the least priority is preempted:
-it leaves with Preempted, and goes on elsewhere or later. The oldest never has to leave.
+A sequence grows block by block (engine/growth.py). One that is preempted leaves with Preempted, and
+goes on elsewhere or later.
 """
 
 import asyncio
@@ -24,9 +24,10 @@ from typing import Any
 from engine.claims import Claims
 from engine.cost_model import CostProfile
 from engine.executor import Executor
+from engine.growth import grow
 from engine.run import Preempted, Run, RunEvent, StepFailed
 from engine.scheduler import Running, ScheduledStep, Scheduler
-from kvtransfer.blocks import BlockPool, BlocksExhausted, Lease
+from kvtransfer.blocks import BlockPool, Lease
 from kvtransfer.memory import KvMemory
 
 log = logging.getLogger(__name__)
@@ -185,36 +186,16 @@ class Engine:
             self._num_queued_tokens = self._scheduler.num_queued_tokens
 
     def _grow(self) -> None:
-        """A block for each sequence whose next token has no place, as far as there are any."""
         self._blocks_freed = False
-        for sequence in self._scheduler.in_need_of_blocks():
-            # Unless it was preempted for one before it, or is itself the one to leave.
-            while sequence.key in self._claims:
-                try:
-                    self._claims.grow(sequence.key)
-                except BlocksExhausted:
-                    if not self._preempt():
-                        break
-                else:
-                    break
-
-    def _preempt(self) -> bool:
-        """Makes one request leave; its blocks are free at once. False if nobody is to leave."""
-        victim = self._scheduler.victim()
-        if victim is None:
-            return False
-        request_id = self._claims.request_id(victim.key)
-        log.info(
-            "preempted request=%r tokens=%d",
-            request_id,
-            len(victim.token_ids),
-            extra={"request": request_id},
-        )
-        for key in self._claims.of_same_lease(victim.key):
-            self._scheduler.remove(key)
-            self._claims.evict(key)
-        self._tell([(victim.key, Preempted(f"{request_id} gave its KV blocks to an older"))])
-        return True
+        for victim in grow(self._scheduler, self._claims):
+            request_id = victim.spec.request_id
+            log.info(
+                "preempted request=%r tokens=%d",
+                request_id,
+                len(victim.token_ids),
+                extra={"request": request_id},
+            )
+            self._tell([(victim.key, Preempted(f"{request_id} gave its KV blocks to an older"))])
 
     def _wait_for_blocks(self) -> None:
         with self._wake:
