@@ -19,7 +19,8 @@ from engine.emulated_executor import ARCHITECTURE, EmulatedExecutor, emulated_la
 from engine.executor import Executor
 from kvtransfer.layout import KvLayout
 from kvtransfer.memory import HostMemory, KvMemory
-from kvtransfer.plane import GLOO, GRPC
+from kvtransfer.plane import GRPC
+from kvtransfer.planes import planes_on
 
 # Called with elements done and elements in all.
 Progress = Callable[[int, int], None]
@@ -141,17 +142,20 @@ def _torch_model(
 
     if device == "cpu":
         default_kv_bytes = _host_share()
+        planes = planes_on("cpu", has_nccl=False)
     else:
         from engine.gpu_executor import free_bytes
+        from kvtransfer.nccl_group import has_nccl
 
         weights = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
         default_kv_bytes = int(GPU_MEMORY_SHARE * max(0, free_bytes(device) - weights))
+        planes = planes_on(device, has_nccl=has_nccl())
     return ServedModel(
         name=name,
         folder=folder,
         layout=layout,
         max_model_len=config.max_position_embeddings,
         default_kv_bytes=default_kv_bytes,
-        planes=(GLOO, GRPC) if device == "cpu" else (GRPC,),
+        planes=planes,
         place=place_on_host if device == "cpu" else place_on_gpu,
     )

@@ -2,16 +2,21 @@
 
     reading(blocks):  pool --pack--> device staging --copy--> pinned host --> memoryviews
     write(blocks):    bytes --> pinned host --copy--> device staging --unpack--> pool
+    pack(blocks):     pool --pack--> a new tensor, for NCCL to send
+    write(blocks):    a tensor that NCCL has filled --unpack--> pool
 
-Host bytes are what the gRPC plane carries. Both run on a stream of their own, beside compute, and
-wait for it: a caller has the blocks claimed (sealed to read, writing to write) for as long. Any
-thread; each call has a slot of staging to itself.
+Host bytes are what the gRPC plane carries. All run on a stream of their own, beside compute, and
+all but pack wait for it: a caller has the blocks claimed (sealed to read, writing to write) for as
+long. Sealed blocks are complete on the device, because the step that wrote them was waited for.
+Any thread; each call has a slot of staging to itself.
 """
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -52,26 +57,52 @@ class DeviceMemory:
             self._stream.wait_stream(torch.cuda.current_stream(device))
         self._lock = threading.Lock()
         self._free: list[_Slot] = []
+        # The one that touches this device's NCCL communicators. Starts when it is first used.
+        self.thread = ThreadPoolExecutor(1, thread_name_prefix="nccl")
 
     @contextmanager
     def reading(self, block_ids: Sequence[int]) -> Iterator[list[memoryview]]:
         """The bytes of each block, a copy, valid within the with block."""
         size = self.layout.block_bytes
         with self._slot(len(block_ids)) as slot:
-            with self._on_stream():
+            with self._waited_stream():
                 pack_blocks(self.pool, block_K=self._index(block_ids), staging=slot.device)
                 self._move(slot.host, slot.device.view(torch.uint8).view(-1), len(block_ids))
             view = slot.host.numpy().data
             yield [view[i * size : (i + 1) * size] for i in range(len(block_ids))]
 
-    def write(self, block_ids: Sequence[int], data: memoryview) -> None:
-        """data over the blocks, in order; returns when it is there. data holds so many blocks."""
+    def pack(self, block_ids: Sequence[int], *, num_tokens_in_last: int) -> torch.Tensor:
+        """The blocks' bytes in new device memory, with zeros behind the last token. Queued, not
+        waited for: it is there for what is queued on_stream() after it."""
+        with self.on_stream():
+            shape = (len(block_ids), *self.layout.block_shape)
+            packed = torch.empty(shape, dtype=self.pool.dtype, device=self.device)
+            pack_blocks(self.pool, block_K=self._index(block_ids), staging=packed)
+            packed[-1, :, :, :, num_tokens_in_last:] = 0
+            return packed.view(-1).view(torch.uint8)
+
+    def new_slots(self, num_slots: int, *, slot_bytes: int) -> list[torch.Tensor]:
+        """Staging for whole blocks, as bytes on the device."""
+        with self.on_stream():
+            return [
+                torch.empty(slot_bytes, dtype=torch.uint8, device=self.device)
+                for _ in range(num_slots)
+            ]
+
+    def write(self, block_ids: Sequence[int], data: memoryview | torch.Tensor) -> None:
+        """data over the blocks, in order; returns when it is there. data holds so many blocks, on
+        the host or, as a tensor of bytes, on this device."""
         size_bytes = len(block_ids) * self.layout.block_bytes
         if data.nbytes != size_bytes:
             raise ValueError(f"data: {data.nbytes} bytes for {size_bytes} bytes of blocks")
+        if isinstance(data, torch.Tensor):
+            staging = data.view(self.pool.dtype).view(len(block_ids), *self.layout.block_shape)
+            with self._waited_stream():
+                unpack_blocks(self.pool, block_K=self._index(block_ids), staging=staging)
+            return
         with self._slot(len(block_ids)) as slot:
             slot.host.numpy().data[:size_bytes] = data
-            with self._on_stream():
+            with self._waited_stream():
                 self._move(slot.device.view(torch.uint8).view(-1), slot.host, len(block_ids))
                 unpack_blocks(self.pool, block_K=self._index(block_ids), staging=slot.device)
 
@@ -82,15 +113,17 @@ class DeviceMemory:
     def _index(self, block_ids: Sequence[int]) -> torch.Tensor:
         return torch.tensor(block_ids, dtype=torch.int64).to(self.device)
 
+    def on_stream(self) -> AbstractContextManager[Any]:
+        """What is queued within goes to our stream, in order."""
+        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+
     @contextmanager
-    def _on_stream(self) -> Iterator[None]:
+    def _waited_stream(self) -> Iterator[None]:
         """Our stream, waited for at the end."""
-        if self._stream is None:
+        with self.on_stream():
             yield
-            return
-        with torch.cuda.stream(self._stream):
-            yield
-        self._stream.synchronize()
+        if self._stream is not None:
+            self._stream.synchronize()
 
     @contextmanager
     def _slot(self, num_blocks: int) -> Iterator[_Slot]:
@@ -110,7 +143,7 @@ class DeviceMemory:
                 self._free.append(slot)
 
     def _allocate(self, num_blocks: int) -> _Slot:
-        with torch.cuda.stream(self._stream) if self._stream else nullcontext():
+        with self.on_stream():
             shape = (num_blocks, *self.layout.block_shape)
             device = torch.empty(shape, dtype=self.pool.dtype, device=self.device)
         size_bytes = num_blocks * self.layout.block_bytes

@@ -16,6 +16,7 @@ from kvtransfer.lane_metrics import LaneMetrics
 from kvtransfer.memory import KvMemory
 from kvtransfer.messages import NodeKey
 from kvtransfer.outgoing_lane import OutgoingLane, open_lane
+from kvtransfer.plane import NCCL
 from protos.errors import Reason, ServingError
 
 log = logging.getLogger(__name__)
@@ -49,6 +50,8 @@ class LaneDialer:
         self._opening: dict[NodeKey, asyncio.Lock] = {}
         self._openings: set[asyncio.Task[None]] = set()
         self._closings: set[asyncio.Task[None]] = set()
+        # To whom NCCL did not connect, as two nodes on one GPU mostly do not.
+        self._without_nccl: set[NodeKey] = set()
         self._is_closed = False
 
     async def lane_to(self, target: NodeKey) -> OutgoingLane:
@@ -71,8 +74,9 @@ class LaneDialer:
                         receiver=target,
                         pool=self._pool,
                         memory=self._memory,
-                        planes=self._planes,
+                        planes=self._planes_to(target),
                         metrics=self._metrics,
+                        not_connected=lambda plane: self._not_connected(target, plane),
                     )
             except TimeoutError as error:
                 raise ServingError(
@@ -85,6 +89,7 @@ class LaneDialer:
 
     def keep(self, targets: set[NodeKey]) -> None:
         """Closes lanes to others, and opens those to targets in the background."""
+        self._without_nccl &= targets
         for target in [key for key in self._lanes if key not in targets]:
             self._opening.pop(target, None)
             _start(self._lanes.pop(target).close(), self._closings)
@@ -103,6 +108,17 @@ class LaneDialer:
         self.keep(set())
         if self._closings:
             await asyncio.wait(self._closings)
+
+    def _planes_to(self, target: NodeKey) -> Sequence[str]:
+        if target not in self._without_nccl:
+            return self._planes
+        return [plane for plane in self._planes if plane != NCCL]
+
+    def _not_connected(self, target: NodeKey, plane: str) -> None:
+        """The next lane goes without NCCL, if there is another plane."""
+        if plane == NCCL and set(self._planes) != {NCCL}:
+            log.warning("nccl does not connect to %s: another plane from now on", target)
+            self._without_nccl.add(target)
 
     async def _open(self, target: NodeKey) -> None:
         try:

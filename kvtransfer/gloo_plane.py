@@ -1,6 +1,6 @@
 """The gloo data plane: a 2-rank process group over loopback TCP, for CPU nodes of one host.
 
-    connect:  LaneStore: each end's address, as one Rendezvous message over the lane's stream
+    connect:  LaneStore: each end's address over the lane's stream
     send:     one send per block, straight from the pool; its ACK says that it is complete
     receive:  one posted receive per block, straight into the slot; waited for after SENT only
 
@@ -11,7 +11,6 @@ operations have one tag and go in seq order, as NCCL would order them.
 """
 
 import asyncio
-import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -19,47 +18,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from kvtransfer.chunk_bytes import digest
+from kvtransfer.lane_store import OPEN_DEADLINE_S, LaneStore, open_over_lane
 from kvtransfer.plane import PLANE_DEADLINE_S, PlaneError, PlaneLink
-from protos.pd.v1 import lane_pb2
 
 INTERFACE = "127.0.0.1"
 SENDER, RECEIVER = 0, 1
 _TAG = 0
-_OPEN_DEADLINE_S = 4.0
-
-
-class LaneStore(dist.Store):  # type: ignore[name-defined]
-    """The two keys that a 2-rank group needs: ours goes out by say, the other is learnt.
-
-    torch waits for keys on the lane's thread, never on the loop.
-    """
-
-    def __init__(self, *, say: Callable[[str, bytes], None]) -> None:
-        super().__init__()
-        self._say = say
-        self._values: dict[str, bytes] = {}
-        self._news = threading.Condition()
-
-    def learn(self, key: str, value: bytes) -> None:
-        with self._news:
-            self._values[key] = value
-            self._news.notify_all()
-
-    def set(self, key: str, value: str | bytes) -> None:
-        value = value.encode() if isinstance(value, str) else bytes(value)
-        self.learn(key, value)
-        self._say(key, value)
-
-    def get(self, key: str) -> bytes:
-        self.wait([key])
-        return self._values[key]
-
-    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        with self._news:
-            if not self._news.wait_for(
-                lambda: all(key in self._values for key in keys), _OPEN_DEADLINE_S
-            ):
-                raise TimeoutError(f"no rendezvous for {keys} in {_OPEN_DEADLINE_S:g} s")
 
 
 class _Group:
@@ -71,19 +36,9 @@ class _Group:
         self._group: Any = None
 
     async def connect(self) -> None:
-        loop = asyncio.get_running_loop()
-
-        def say(key: str, value: bytes) -> None:
-            message = lane_pb2.Rendezvous(key=key, value=value)
-            loop.call_soon_threadsafe(self._link.say, message)
-
-        store = LaneStore(say=say)
-        opening = loop.run_in_executor(self._link.thread, self._open, store)
         try:
-            other = await self._link.hear()
-            store.learn(other.key, other.value)
-            await opening
-        except RuntimeError as error:
+            await open_over_lane(self._link, self._open, thread=self._link.thread)
+        except (RuntimeError, TimeoutError) as error:
             raise PlaneError(f"gloo cannot connect: {_first_line(error)}") from error
 
     def send(self, blocks: Sequence[memoryview]) -> list[Any]:
@@ -113,7 +68,7 @@ class _Group:
         gloo = dist.ProcessGroupGloo
         options = gloo._Options()  # type: ignore[attr-defined]
         options._devices = [gloo.create_device(hostname=INTERFACE)]
-        options._timeout = timedelta(seconds=_OPEN_DEADLINE_S)
+        options._timeout = timedelta(seconds=OPEN_DEADLINE_S)
         options._threads = 1
         self._group = gloo(store, self._rank, 2, options)
 
@@ -163,16 +118,21 @@ class GlooPlaneReceiver:
     def sent(self, seq: int) -> None:
         self._on_arrived(seq)
 
-    def wait(self, seq: int) -> None:
-        try:
-            wait_all(self._posted.pop(seq))
-        except RuntimeError as error:
-            raise PlaneError(f"gloo receive: {_first_line(error)}") from error
+    async def wait(self, seq: int, slot: memoryview) -> int:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, self._wait_and_digest, seq, slot)
 
     def close(self) -> None:
         # The group before the receives that it may still fill.
         self._thread.submit(self._group.close)
         self._thread.submit(self._posted.clear)
+
+    def _wait_and_digest(self, seq: int, slot: memoryview) -> int:
+        try:
+            wait_all(self._posted.pop(seq))
+        except RuntimeError as error:
+            raise PlaneError(f"gloo receive: {_first_line(error)}") from error
+        return digest([slot])
 
 
 def wait_all(works: Sequence[Any]) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import grpc.aio
 
+from kvtransfer.chunk_bytes import digest
 from kvtransfer.plane import PlaneError, PlaneLink
 from protos.pd.v1 import lane_pb2, lane_pb2_grpc
 from protos.serving import dial
@@ -58,7 +59,8 @@ class _Receive:
 class GrpcPlaneReceiver:
     """Posted receives of one lane, filled by its Plane call."""
 
-    def __init__(self, *, on_arrived: Callable[[int], None]) -> None:
+    def __init__(self, link: PlaneLink, *, on_arrived: Callable[[int], None]) -> None:
+        self._thread = link.thread
         self._receives: dict[int, _Receive] = {}
         self._on_arrived = on_arrived
 
@@ -85,8 +87,9 @@ class GrpcPlaneReceiver:
     def sent(self, seq: int) -> None:
         """Bytes are counted; nothing is learnt from this."""
 
-    def wait(self, seq: int) -> None:
-        """A chunk arrives when it is complete."""
+    async def wait(self, seq: int, slot: memoryview) -> int:
+        """A chunk arrives when it is complete; only its digest takes time."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, digest, [slot])
 
     def close(self) -> None:
         self._receives.clear()

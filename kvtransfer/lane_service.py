@@ -22,6 +22,7 @@ from kvtransfer.layout import KvLayout, first_difference
 from kvtransfer.memory import KvMemory
 from kvtransfer.messages import NodeKey
 from kvtransfer.plane import PlaneError
+from kvtransfer.planes import common_plane, slot_bytes
 from kvtransfer.receiver import LaneProtocolError
 from kvtransfer.wire import (
     layout_from_pb,
@@ -36,7 +37,6 @@ log = logging.getLogger(__name__)
 
 NUM_SLOTS = 4
 HANDSHAKE_DEADLINE_S = 5.0
-SLOT_TARGET_BYTES = 4 * 1024 * 1024
 MAX_SLOT_BYTES = 256 * 1024 * 1024
 
 
@@ -178,7 +178,7 @@ class LaneServicer(lane_pb2_grpc.LaneServiceServicer):
                 f"KV layouts differ in {difference}",
                 field=difference.partition(":")[0],
             )
-        if not set(self._planes) & set(hello.planes):
+        if self._plane(hello, theirs) is None:
             raise ServingError(
                 Reason.PROTOCOL_MISMATCH,
                 f"no common plane: this node has {', '.join(self._planes)}",
@@ -191,24 +191,31 @@ class LaneServicer(lane_pb2_grpc.LaneServiceServicer):
             )
         return theirs
 
+    def _plane(self, hello: lane_pb2.Hello, theirs: KvLayout) -> str | None:
+        return common_plane(
+            hello.planes, self._planes, their_layout=theirs, our_layout=self._memory.layout
+        )
+
     def _open(self, hello: lane_pb2.Hello, theirs: KvLayout) -> IncomingLane:
         """A new lane in place of the sender's previous one."""
         sender = node_from_pb(hello.sender)
         previous = self._lanes.get(sender.node_id)
         if previous is not None:
             previous.close("replaced by a new lane")
+        plane = self._plane(hello, theirs)
+        assert plane is not None
         self._last_epoch += 1
         lane = IncomingLane(
             sender=sender,
             theirs=theirs,
             lane_id=secrets.token_bytes(16),
             epoch=self._last_epoch,
-            plane_name=next(plane for plane in hello.planes if plane in self._planes),
+            plane_name=plane,
             inbox=self._inbox,
             pool=self._pool,
             memory=self._memory,
             num_slots=NUM_SLOTS,
-            slot_bytes=max(1, SLOT_TARGET_BYTES // theirs.block_bytes) * theirs.block_bytes,
+            slot_bytes=slot_bytes(plane, theirs),
             metrics=self._metrics,
         )
         self._metrics.lane_opened(plane=lane.plane_name, epoch=lane.epoch)

@@ -69,3 +69,8 @@ class HostMemory:
             )
         for offset, index in enumerate(block_ids):
             self.block(index)[:] = data[offset * size : (offset + 1) * size]
+
+
+def host_slots(num_slots: int, *, slot_bytes: int) -> list[memoryview]:
+    """Staging on the host. Mapped: a lane that is never used takes no memory."""
+    return [memoryview(mmap.mmap(-1, slot_bytes)) for _ in range(num_slots)]
