@@ -13,9 +13,10 @@ from coordinator.cluster_service import ClusterServicer
 from coordinator.generation_service import GenerationServicer
 from coordinator.metrics import GenerationMetrics
 from coordinator.node_channels import NodeChannels
-from coordinator.queue import MAX_WAITING, MAX_WAITING_TOKENS, PairingQueue
+from coordinator.queue import PairingQueue
 from coordinator.registry import Registry
 from coordinator.tokenizer import ModelTokenizer
+from coordinator.waiting_line import MAX_WAITING, MAX_WAITING_TOKENS
 from engine.catalog import resolve_model
 from engine.knobs import DEFAULT_COORDINATOR, add_process_knobs, address
 from engine.process import StartError, announce, run_program
@@ -70,6 +71,12 @@ def main() -> int:
         metavar="TENANT=WEIGHT",
         help="a tenant's share of tokens while several wait; 1 for who is not named; repeatable",
     )
+    parser.add_argument(
+        "--share-prefix-cache",
+        action="store_true",
+        help="let tenants find each other's cached prefixes: less to compute, and who measures "
+        "times learns what others have sent",
+    )
     add_process_knobs(parser)
     args = parser.parse_args()
     return run_program(
@@ -121,6 +128,7 @@ async def _serve(args: argparse.Namespace, stop: asyncio.Event) -> None:
             queue=queue,
             channels=channels,
             metrics=GenerationMetrics(metrics, nodes=registry, queue=queue),
+            shares_cache=args.share_prefix_cache,
         ),
         server.server,
     )

@@ -2,7 +2,8 @@
 
     Decode:  start -> Reserved -> remote | local -> Sealed, tokens...
     Prefill: (target) -> FirstToken, Shipped
-         events: RESERVED, runs of tokens (first, sealed, decoded), to the last of every choice
+         events: RESERVED, cache hits, runs of tokens (first, sealed, decoded), to the last of
+                 every choice
 
 The Decode stream is the truth: once it is sealed, an error of the prefill call does not matter.
 release() cancels both calls, and that is all it takes to free both nodes. It happens when the
@@ -12,8 +13,9 @@ events are closed, and at the deadline, whether or not anybody reads the events 
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Coroutine
+from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, Literal
 
 import grpc.aio
 
@@ -31,6 +33,9 @@ CAUSE_WAIT_S = 0.5
 # A decode node that answers so has started nothing: the request may wait for its next status.
 _TRY_LATER = (Reason.BLOCKS_EXHAUSTED, Reason.NOT_READY)
 
+# What grpc.aio makes of a call that ends while a message is written to it: its own status is lost.
+_ENDED_UNDER_A_WRITE = "Internal error from Core"
+
 
 class Stage(Enum):
     """What happened besides tokens."""
@@ -39,7 +44,20 @@ class Stage(Enum):
     SEALED = "sealed"
 
 
-Event = Stage | types_pb2.TokenRun | types_pb2.PromptLogprobs
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheHit:
+    """So many leading tokens were there already, as the node itself tells.
+
+    On a prefill node they are not computed; on a decode node not shipped, or if the prompt is
+    prefilled there not computed either.
+    """
+
+    side: Literal["prefill", "decode"]
+    num_tokens: int
+    saves_compute: bool
+
+
+Event = Stage | CacheHit | types_pb2.TokenRun | types_pb2.PromptLogprobs
 
 
 class Refused(Exception):
@@ -90,7 +108,12 @@ class Attempt:
                 if isinstance(event, types_pb2.Target):
                     if prefill is not None:
                         self._start(self._prefill(prefill, event))
-                    event = Stage.RESERVED
+                    yield Stage.RESERVED
+                    event = CacheHit(
+                        side="decode",
+                        num_tokens=event.num_cached_tokens,
+                        saves_compute=prefill is None,
+                    )
                 yield event
                 if isinstance(event, types_pb2.TokenRun) and event.finish_reason:
                     self._unfinished.discard(event.choice)
@@ -160,8 +183,14 @@ class Attempt:
         try:
             async for response in call:
                 prefill.num_broken = 0
-                if response.WhichOneof("event") == "prompt_logprobs":
-                    await self._put(response.prompt_logprobs)
+                match response.WhichOneof("event"):
+                    case "prompt_logprobs":
+                        await self._put(response.prompt_logprobs)
+                    case "first_token":
+                        num_cached = response.first_token.num_cached_tokens
+                        await self._put(
+                            CacheHit(side="prefill", num_tokens=num_cached, saves_compute=True)
+                        )
                 for run in response.first_token.runs:
                     await self._put(run)
         except grpc.aio.AioRpcError as error:
@@ -231,6 +260,8 @@ async def _node_error(call: Any, error: Exception, node: NodeEntry) -> ServingEr
     match error.code():
         case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.CANCELLED:
             return ServingError(Reason.NODE_LOST, f"lost {node.key}", node=node.key)
+        case grpc.StatusCode.INTERNAL if error.details() == _ENDED_UNDER_A_WRITE:
+            return ServingError(Reason.NODE_LOST, f"{node.key} hung up", node=node.key)
         case grpc.StatusCode.DEADLINE_EXCEEDED:
             return ServingError(Reason.DEADLINE_EXCEEDED, "the deadline has passed")
     return ServingError(

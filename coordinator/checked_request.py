@@ -6,10 +6,12 @@ Sizes are checked before anything of that size is made; every error names the fi
 import secrets
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 from coordinator.answer import Answer
-from coordinator.pairing import Need
+from coordinator.need import Need, no_hashes
+from coordinator.prompt_prefix import PromptPrefix, tenant_salt
 from coordinator.tokenizer import ModelTokenizer
 from engine.incoming import MAX_CHOICES, MAX_LOGIT_BIAS, MAX_LOGPROBS, read_sampling
 from protos.errors import Reason, ServingError, invalid
@@ -65,16 +67,18 @@ class CheckedRequest:
     num_prompt_logprobs: int | None = None
     priority: int = 0
     tenant: str = ""
+    prefix: PromptPrefix = field(compare=False)
 
     def need(self, answers: Sequence[Answer]) -> Need:
         """What it takes to go on from answers, those that have not ended."""
-        num_prompt_tokens = len(self.token_ids)
-        if len(answers) == 1:
-            num_prompt_tokens += len(answers[0].token_ids)
+        token_ids = self._tokens(answers)
+        # The score of a token takes its forward pass: such a prompt is computed whole.
+        is_cachable = self.num_prompt_logprobs is None
         return Need(
-            num_prompt_tokens=num_prompt_tokens,
+            num_prompt_tokens=len(token_ids),
             max_num_tokens=len(self.token_ids) + self.stop.max_tokens,
             num_choices=len(answers),
+            block_hashes=partial(self.prefix.hashes, token_ids) if is_cachable else no_hashes,
         )
 
     def to_sequence(
@@ -90,13 +94,10 @@ class CheckedRequest:
 
         scores_prompt: prompt logprobs were asked for, and not all are there yet.
         """
-        token_ids = self.token_ids
-        if len(answers) == 1:
-            token_ids = (*token_ids, *answers[0].token_ids)
         sequence = types_pb2.Sequence(
             request_id=self.request_id,
             attempt=attempt,
-            token_ids=_packed(token_ids),
+            token_ids=_packed(self._tokens(answers)),
             num_prompt_tokens=len(self.token_ids),
             sampling=self.sampling,
             stop=self.stop,
@@ -104,6 +105,7 @@ class CheckedRequest:
             num_choices=len(answers),
             priority=self.priority,
             tenant=self.tenant,
+            cache_salt=self.prefix.salt,
             num_logprobs=self.num_logprobs,
             model=model,
         )
@@ -120,6 +122,12 @@ class CheckedRequest:
         sequence.age.FromNanoseconds(int(age_s * 1e9))
         return sequence
 
+    def _tokens(self, answers: Sequence[Answer]) -> tuple[int, ...]:
+        """The prompt, and what the only answer that has not ended has generated."""
+        if len(answers) != 1 or not answers[0].token_ids:
+            return self.token_ids
+        return (*self.token_ids, *answers[0].token_ids)
+
 
 def _packed(token_ids: Sequence[int]) -> bytes:
     return struct.pack(f"<{len(token_ids)}i", *token_ids)
@@ -131,8 +139,10 @@ async def check_request(
     request_id: str,
     tokenizer: ModelTokenizer,
     limits: ServedLimits,
+    shares_cache: bool = False,
 ) -> CheckedRequest:
-    """Raises ServingError with the field that is wrong."""
+    """shares_cache: tenants may find each other's blocks. Raises ServingError with the field that
+    is wrong."""
     if len(request_id) > MAX_ID_LENGTH or not request_id.isprintable():
         raise invalid("request_id", f"is not up to {MAX_ID_LENGTH} printable characters")
     if request.model and request.model != limits.model:
@@ -158,15 +168,16 @@ async def check_request(
         ),
         priority=request.priority,
         tenant=request.tenant,
+        prefix=PromptPrefix(salt=tenant_salt(request.tenant, is_shared=shares_cache)),
     )
 
 
 def _check_counts(request: generation_pb2.GenerateRequest) -> None:
     if request.n > MAX_CHOICES:
         raise invalid("n", f"{request.n} is above the limit of {MAX_CHOICES}")
-    for field in ("logprobs", "prompt_logprobs"):
-        if getattr(request, field) > MAX_LOGPROBS:
-            raise invalid(field, f"{getattr(request, field)} is above the limit of {MAX_LOGPROBS}")
+    for name in ("logprobs", "prompt_logprobs"):
+        if getattr(request, name) > MAX_LOGPROBS:
+            raise invalid(name, f"{getattr(request, name)} is above the limit of {MAX_LOGPROBS}")
     if abs(request.priority) > MAX_PRIORITY:
         raise invalid("priority", f"{request.priority} is not in -{MAX_PRIORITY}..{MAX_PRIORITY}")
     if len(request.tenant) > MAX_ID_LENGTH or not request.tenant.isprintable():

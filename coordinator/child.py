@@ -33,14 +33,15 @@ class ChildFailed(Exception):
 class Child:
     """A running program. exited is done, with its status, once it is gone and reaped.
 
-    A status below 0 is the signal that ended it. stderr is ours, or appended to log_path. address
-    and node_id are what the program said; they are "" before read_address().
+    A status below 0 is the signal that ended it. stderr is ours, or appended to log_path. address,
+    node_id and metrics_address are what the program said; they are "" before read_address().
     """
 
     def __init__(self, name: str, command: Sequence[str], *, log_path: Path | None) -> None:
         self.name = name
         self.address = ""
         self.node_id = ""
+        self.metrics_address = ""
         self._log_path = log_path
         self._loop = asyncio.get_running_loop()
         self.exited: asyncio.Future[int] = self._loop.create_future()
@@ -82,6 +83,7 @@ class Child:
         try:
             announced = json.loads(line)
             self.address, self.node_id = announced["address"], announced["node_id"]
+            self.metrics_address = announced.get("metrics_address", "")
         except (ValueError, KeyError, TypeError) as error:
             raise self.failure(f"announced no address but {line[:80]!r}") from error
         return self.address

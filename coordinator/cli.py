@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from coordinator import cli_cluster, cli_generate, cli_top
+from coordinator import cli_cache, cli_cluster, cli_generate, cli_top
 from coordinator.client import Client
 from coordinator.events import GenerationOptions, Prompt
 from coordinator.exits import EPILOG, exit_code_of_errors
@@ -25,6 +25,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.add_typer(cli_cache.app, name="cache")
 
 Coordinator = Annotated[str, typer.Option(help="Address of the coordinator.")]
 Coordinators = Annotated[
@@ -64,7 +65,9 @@ MaxRunning = Annotated[int | None, typer.Option(min=1, help="Most sequences in o
 StepBudget = Annotated[
     float | None, typer.Option("--step-budget-ms", min=0.1, help="Predicted time of one step.")
 ]
-Plane = Annotated[str | None, typer.Option(help="What carries KV: auto (default), grpc, gloo.")]
+Plane = Annotated[
+    str | None, typer.Option(help="What carries KV: auto (default), grpc, gloo, nccl.")
+]
 DrainGrace = Annotated[
     float | None, typer.Option("--drain-grace-s", min=0.1, help="For running requests, at a stop.")
 ]

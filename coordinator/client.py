@@ -163,6 +163,11 @@ class AsyncClient:
         request = cluster_pb2.DrainNodeRequest(node_id=node_id)
         await self._call(lambda stubs: stubs.cluster.DrainNode, request)
 
+    async def clear_cache(self, node_id: str) -> None:
+        """Makes a node forget all prefixes that it has cached."""
+        request = cluster_pb2.ClearCacheRequest(node_id=node_id)
+        await self._call(lambda stubs: stubs.cluster.ClearCache, request)
+
     async def list_nodes(self) -> list[Node]:
         """The nodes of the cluster. Raises GenerationError when the call fails."""
         request = cluster_pb2.ListNodesRequest()
@@ -257,6 +262,10 @@ class Client:
     def drain_node(self, node_id: str) -> None:
         """As AsyncClient.drain_node."""
         self._runner.run(self._client.drain_node(node_id))
+
+    def clear_cache(self, node_id: str) -> None:
+        """As AsyncClient.clear_cache."""
+        self._runner.run(self._client.clear_cache(node_id))
 
     def close(self) -> None:
         """Cancels what is open and drops the connection."""

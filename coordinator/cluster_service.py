@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 
 from coordinator.registry import NO_PROFILE, NodeEntry, Registry
 from engine.cost_wire import cost_profile_from_pb, cost_profile_to_pb
+from kvtransfer.messages import NodeKey
 from kvtransfer.wire import layout_from_pb, layout_to_pb, node_from_pb, node_to_pb
 from protos.errors import Reason, ServingError, invalid
 from protos.pd.v1 import cluster_pb2, cluster_pb2_grpc
@@ -26,6 +27,8 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
     def __init__(self, registry: Registry, *, model: str) -> None:
         self._registry = registry
         self._model = model
+        # Nodes that were told to clear their cache and have not answered.
+        self._clearing: dict[NodeKey, asyncio.Event] = {}
 
     async def Register(
         self, requests: AsyncIterator[cluster_pb2.RegisterRequest], context: Context
@@ -49,6 +52,12 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
                 if entry.drain_asked and not told_drain:
                     told_drain = True
                     yield cluster_pb2.RegisterResponse(drain=cluster_pb2.Drain())
+                if entry.must_clear_cache:
+                    entry.must_clear_cache = False
+                    yield cluster_pb2.RegisterResponse(clear_cache=cluster_pb2.ClearCache())
+                if entry.must_resync_cache:
+                    entry.must_resync_cache = False
+                    yield cluster_pb2.RegisterResponse(resync_cache=cluster_pb2.ResyncCache())
                 await change.wait()
             if not listening.done():
                 raise ServingError(
@@ -70,13 +79,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
     async def DrainNode(
         self, request: cluster_pb2.DrainNodeRequest, context: Context
     ) -> cluster_pb2.DrainNodeResponse:
-        entry = self._registry.nodes.get(request.node_id)
-        if entry is None:
-            raise ServingError(
-                Reason.UNKNOWN_NODE,
-                f"node_id: no node {request.node_id[:128]!r} is registered",
-                field="node_id",
-            )
+        entry = self._known(request.node_id)
         log.info("drain asked node=%s", entry.key)
         entry.drain_asked = True
         # Gets nothing new from now on, whenever the node hears of it.
@@ -84,6 +87,36 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
         entry.is_draining = True
         self._registry.changed()
         return cluster_pb2.DrainNodeResponse()
+
+    async def ClearCache(
+        self, request: cluster_pb2.ClearCacheRequest, context: Context
+    ) -> cluster_pb2.ClearCacheResponse:
+        entry = self._known(request.node_id)
+        log.info("cache clear asked node=%s", entry.key)
+        entry.must_clear_cache = True
+        cleared = self._clearing.setdefault(entry.key, asyncio.Event())
+        self._registry.changed()
+        try:
+            async with asyncio.timeout(SILENCE_S):
+                await cleared.wait()
+        except TimeoutError:
+            raise ServingError(
+                Reason.NODE_LOST, f"{entry.key} did not answer", node=entry.key
+            ) from None
+        finally:
+            self._clearing.pop(entry.key, None)
+        return cluster_pb2.ClearCacheResponse()
+
+    def _known(self, node_id: str) -> NodeEntry:
+        """Raises ServingError (UNKNOWN_NODE)."""
+        entry = self._registry.nodes.get(node_id)
+        if entry is None:
+            raise ServingError(
+                Reason.UNKNOWN_NODE,
+                f"node_id: no node {node_id[:128]!r} is registered",
+                field="node_id",
+            )
+        return entry
 
     def _admit(self, registration: cluster_pb2.Registration) -> NodeEntry:
         """The node's entry. Raises ServingError for a node that could never be paired."""
@@ -121,14 +154,17 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
     async def _listen(
         self, entry: NodeEntry, requests: AsyncIterator[cluster_pb2.RegisterRequest]
     ) -> None:
-        """Takes in statuses until the stream ends. Raises ServingError after a silence."""
+        """Takes in what the node tells until the stream ends. Raises ServingError after a
+        silence."""
         try:
             while True:
                 async with asyncio.timeout(SILENCE_S):
                     request = await anext(requests, None)
                 if request is None:
                     return
-                if _update(entry, request.status):
+                if request.WhichOneof("event") == "cache":
+                    self._cache_changed(entry, request.cache)
+                elif _update(entry, request.status):
                     self._registry.changed()
                 if entry.is_stuck:
                     raise ServingError(
@@ -142,6 +178,21 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
             raise ServingError(
                 Reason.NODE_LOST, f"no status for {SILENCE_S:g} s", node=entry.key
             ) from None
+
+    def _cache_changed(self, entry: NodeEntry, events: cluster_pb2.CacheEvents) -> None:
+        # Pairing is not woken: a status follows, and nobody waits for a cache.
+        is_whole = entry.index.take_in(
+            seq=events.seq,
+            added=events.added,
+            evicted=events.evicted,
+            is_snapshot=events.is_snapshot,
+        )
+        if events.is_snapshot and entry.key in self._clearing:
+            self._clearing[entry.key].set()
+        if not is_whole:
+            log.warning("cache events missed node=%s seq=%d", entry.key, events.seq)
+            entry.must_resync_cache = True
+            self._registry.changed()
 
     def _membership(self) -> cluster_pb2.Membership:
         return cluster_pb2.Membership(

@@ -36,7 +36,8 @@ DEFAULT_DEADLINE_S = 120.0
 
 
 class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
-    """limits is asked anew for every request, since nodes come and go."""
+    """limits is asked anew for every request, since nodes come and go. shares_cache: tenants may
+    find each other's cached prefixes."""
 
     def __init__(
         self,
@@ -46,12 +47,14 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         queue: PairingQueue,
         channels: NodeChannels,
         metrics: GenerationMetrics,
+        shares_cache: bool = False,
     ) -> None:
         self._tokenizer = tokenizer
         self._limits = limits
         self._queue = queue
         self._channels = channels
         self._metrics = metrics
+        self._shares_cache = shares_cache
         self._timelines = Timelines()
 
     async def Generate(
@@ -151,7 +154,11 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         limits = self._limits()
         async with until(deadline):
             checked = await check_request(
-                request, request_id=request_id, tokenizer=self._tokenizer, limits=limits
+                request,
+                request_id=request_id,
+                tokenizer=self._tokenizer,
+                limits=limits,
+                shares_cache=self._shares_cache,
             )
         timeline.add("arrived", prompt_tokens=len(checked.token_ids), choices=checked.num_choices)
         return Request(

@@ -5,8 +5,8 @@
         meter.told(response), ...              TTFT, the gaps between tokens; how it was served
                                                after the block: outcome, queue, handoff, pairings
 
-Pairings and recoveries are read from the request's timeline when it has ended. Nodes and the line
-are read at a scrape, on the scraper's thread; all else happens on the event loop.
+Pairings, recoveries and cache hits are read from the request's timeline when it has ended. Nodes
+and the line are read at a scrape, on the scraper's thread; all else happens on the event loop.
 """
 
 from collections import Counter as Tally
@@ -60,6 +60,12 @@ class GenerationMetrics:
         )
         self.generated_tokens = self._counter(
             "disagg_generated_tokens", "Tokens that were delivered to clients."
+        )
+        self.cached_tokens = self._counter(
+            "disagg_cached_tokens",
+            "Tokens that a node had cached, counted when their request has ended: not computed on "
+            "the prefill side; not shipped, or not computed, on the decode side.",
+            "side",
         )
         self.pairings = self._counter(
             "disagg_pairings", "Pairing decisions of requests that have ended.", "reason"
@@ -185,6 +191,9 @@ class RequestMeter:
                 if broken_by is not None:
                     self._metrics.recoveries.labels(broken_by).inc()
                 broken_by = None
+            elif event.what == "cached":
+                tokens = int(event.details["tokens"])
+                self._metrics.cached_tokens.labels(event.details["side"]).inc(tokens)
 
 
 class _NodeCounts(Collector):

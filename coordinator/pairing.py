@@ -1,19 +1,26 @@
 """Which nodes serve a request: a pure function of the registry's state.
 
-    decode node:   room for the prompt now; then the lowest predicted ITL, then most blocks
-    prefill node:  the same KV, little queued; then the earliest predicted first token
-    local:         no prefill node, or none free soon and the decode node is sooner
+    every (prefill, decode) pair with the same KV and with room, and every decode node alone:
+        predicted first token = queue + compute of what is not cached + transfer of what is missing
+        - SAVED_WEIGHT * compute that its cache saves, for which others do not wait
+        + ITL_WEIGHT * predicted ITL of the decode node's streams          the lowest is chosen
 
-Predictions come from what nodes report: their cost profile, what is queued, what is decoding.
-None means: wait, nobody has room now.
+    a decode node alone counts    where there is no prefill node, or none free soon,
+                                  or prefill nodes are busy and the prompt is short,
+                                  or it has nearly all of the prompt cached
+
+Predictions come from what nodes report (coordinator/offers.py). A node that has the prefix is
+preferred for as long as its queue is worth it, and so a hot prefix spreads. None means: wait,
+nobody has room now.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from coordinator.able import has_room, large_enough, long_enough, with_a_match
+from coordinator.need import Need
+from coordinator.offers import DecodeOffer, PrefillOffer, decode_offer, prefill_offer
 from coordinator.registry import NodeEntry
-from engine.cost_model import StepShape, chunk_shape
-from kvtransfer.layout import first_difference
 from protos.errors import Reason, ServingError
 
 # A prefill node is sent the next prompt when it has less than this to do: enough to keep it busy,
@@ -23,42 +30,43 @@ MAX_AHEAD_MS = 100.0
 # scheduler lets it pass.
 SHORT_SHARE = 0.5
 MAX_OUTSTANDING = 16
-# Least share of a decode step that prompts get.
-MIN_PROMPT_SHARE = 0.1
-# What a lane moves, for predictions.
-LANE_BYTES_PER_MS = 1e6
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Need:
-    """What a request takes: tokens to prefill now, and of prompt and output together at most.
-
-    num_choices are generated from one prefill; max_num_tokens is of each.
-    """
-
-    num_prompt_tokens: int
-    max_num_tokens: int
-    num_choices: int = 1
-
-    @property
-    def num_tokens(self) -> int:
-        """The prompt and the output of all choices, at most."""
-        output = self.max_num_tokens - self.num_prompt_tokens
-        return self.num_prompt_tokens + self.num_choices * output
-
-    @property
-    def is_one_token(self) -> bool:
-        return self.num_choices == 1 and self.max_num_tokens == self.num_prompt_tokens + 1
+# A millisecond more between tokens weighs as much as so many until the first one.
+ITL_WEIGHT = 64.0
+# A millisecond of compute saved is worth one more of waiting: those who come later wait less too.
+# In bench/prefix_replay.py a busy cluster without it computes prefixes anew that a short wait would
+# have found, and everybody's first token is later.
+SAVED_WEIGHT = 1.0
+# Nearly all of a prompt.
+MOST_OF_IT = 0.75
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
     """prefill is None: prefilled on the decode node, for that reason. decode is None: the first
-    token is all there is to generate."""
+    token is all there is to generate. The cached tokens are predictions."""
 
     prefill: NodeEntry | None
     decode: NodeEntry | None
     reason: str
+    prefill_cached_tokens: int = 0
+    decode_cached_tokens: int = 0
+
+    @property
+    def cached_tokens(self) -> int:
+        """Those that need no compute where the prompt is prefilled."""
+        return self.prefill_cached_tokens if self.prefill else self.decode_cached_tokens
+
+
+# Lower is better: milliseconds, and what decides between equals.
+_Score = tuple[float, int, int, int]
+_ByKind = Mapping[tuple[object, ...], list[PrefillOffer]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Remote:
+    prefill: PrefillOffer
+    decode: DecodeOffer
+    score: _Score
 
 
 def choose_pair(
@@ -72,150 +80,130 @@ def choose_pair(
     decodes = [node for node in usable if not node.is_prefill]
     prefills = [node for node in usable if node.is_prefill and not node.is_refusing]
     if prefills and need.is_one_token:
-        prefill = _soonest(_long_enough(prefills, need.max_num_tokens), need)
-        return Pair(prefill=prefill, decode=None, reason="one token") if prefill else None
+        return _one_token(long_enough(prefills, need.max_num_tokens), need)
     if not decodes:
         raise ServingError(Reason.NO_NODES, "no decode node is serving", retry_after_s=1.0)
-    decodes = _long_enough(decodes, need.max_num_tokens)
-    prefills = prefills and _long_enough(prefills, need.num_prompt_tokens + 1)
+    decodes = long_enough(decodes, need.max_num_tokens)
+    prefills = prefills and long_enough(prefills, need.num_prompt_tokens + 1)
     if need.num_choices > 1:
-        decodes = _large_enough(decodes, need)
+        decodes = large_enough(decodes, need)
     if prefills:
-        decodes = _with_a_match(decodes, prefills)
-    roomy = [node for node in decodes if has_room(node, need)]
-    decode = min(roomy, key=lambda node: _decode_score(node, need), default=None)
-    if decode is None:
+        decodes = with_a_match(decodes, prefills)
+    roomy = [decode_offer(node, need) for node in decodes if has_room(node, need)]
+    if not roomy:
         return None
     if not prefills:
-        return Pair(prefill=None, decode=decode, reason="no prefill node")
-    matching = [node for node in prefills if _same_kv(node, decode)]
-    prefill = _soonest(matching, need)
-    local_ms = local_first_token_ms(decode, need)
-    if prefill is not None:
-        is_local = may_be_local and prefill.ahead_ms > 0 and _is_short(decode, need)
-        if is_local and local_ms < remote_first_token_ms(prefill, need):
-            return Pair(prefill=None, decode=decode, reason="short prompt, prefill busy")
-        return Pair(prefill=prefill, decode=decode, reason="paired")
-    if may_be_local and all(local_ms < remote_first_token_ms(node, need) for node in matching):
-        return Pair(prefill=None, decode=decode, reason="prefill saturated")
-    return None
-
-
-def has_room(node: NodeEntry, need: Need) -> bool:
-    """Blocks for the prompt and the next tokens of each choice, beside a growing batch."""
-    running = node.num_running + node.num_held
-    blocks = blocks_now(node, need)
-    headroom = min(running, node.num_blocks - blocks)
-    return (
-        node.available_blocks - node.held_blocks >= blocks + headroom
-        and running + need.num_choices <= max(node.max_running, need.num_choices)
-        and not node.is_refusing
+        return _local(min(roomy, key=_local_score), "no prefill node")
+    by_kind: dict[tuple[object, ...], list[PrefillOffer]] = {}
+    for node in prefills:
+        by_kind.setdefault(node.kv_kind, []).append(prefill_offer(node, need))
+    remote = _best_remote(roomy, by_kind)
+    if may_be_local:
+        local = _best_local(roomy, by_kind, remote, need)
+        if local is not None:
+            return local
+    if remote is None:
+        return None
+    return Pair(
+        prefill=remote.prefill.node,
+        decode=remote.decode.node,
+        reason="paired",
+        prefill_cached_tokens=remote.prefill.num_cached,
+        decode_cached_tokens=remote.decode.num_cached,
     )
 
 
-def blocks_now(node: NodeEntry, need: Need) -> int:
-    """What the request takes of the node before it has generated anything."""
-    layout = node.layout
-    return layout.blocks_for(need.num_prompt_tokens + 1) + 2 * (need.num_choices - 1)
+def _one_token(prefills: Iterable[NodeEntry], need: Need) -> Pair | None:
+    offers = _open([prefill_offer(node, need) for node in prefills])
+
+    def score(offer: PrefillOffer) -> tuple[float, int]:
+        return offer.drawn_ms - SAVED_WEIGHT * offer.saved_ms, offer.node.last_turn
+
+    best = min(offers, key=score, default=None)
+    if best is None:
+        return None
+    return Pair(
+        prefill=best.node,
+        decode=None,
+        reason="one token",
+        prefill_cached_tokens=best.num_cached,
+    )
 
 
-def predicted_itl_ms(node: NodeEntry, need: Need) -> float:
-    """Of the node's streams once the request is one of them."""
-    rows = node.num_decoding + node.num_held + need.num_choices
-    context = node.decode_context + need.num_choices * need.num_prompt_tokens
-    return node.profile.predict_ms(StepShape(num_decode_rows=rows, decode_context=context))
+def _open(offers: Iterable[PrefillOffer]) -> list[PrefillOffer]:
+    """Those that may be taken now: of nodes that are free soon, and while there is one of them, of
+    busier ones that have some of the prompt too. What is ahead there is waited for only if that is
+    sooner than to compute anew, so it is less than what is saved."""
+    offers = [offer for offer in offers if offer.node.num_outstanding < MAX_OUTSTANDING]
+    if not any(_is_free_soon(offer) for offer in offers):
+        return []
+    return [offer for offer in offers if offer.num_cached or _is_free_soon(offer)]
 
 
-def remote_first_token_ms(node: NodeEntry, need: Need) -> float:
-    """Until the first token is drawn there and the KV has arrived elsewhere."""
-    layout = node.layout
-    # Only the last chunk's transfer is not hidden behind compute.
-    transfer_ms = layout.block_bytes * min(16, layout.blocks_for(need.num_prompt_tokens))
-    return node.ahead_ms + _prefill_ms(node, need) + transfer_ms / LANE_BYTES_PER_MS
+def _is_free_soon(offer: PrefillOffer) -> bool:
+    ahead_ms = offer.node.ahead_ms
+    is_free = offer.node.num_outstanding == 0 or ahead_ms <= MAX_AHEAD_MS
+    return is_free or offer.compute_ms <= SHORT_SHARE * ahead_ms
 
 
-def local_first_token_ms(node: NodeEntry, need: Need) -> float:
-    """Until it is drawn on a decode node, whose steps keep the ITL budget."""
-    step_ms = _decode_step_ms(node)
-    free = max(MIN_PROMPT_SHARE, 1.0 - step_ms / node.step_budget_ms)
-    return (node.ahead_ms + _prefill_ms(node, need)) / free
+def _best_remote(decodes: Iterable[DecodeOffer], by_kind: _ByKind) -> _Remote | None:
+    open_offers = {kind: _open(offers) for kind, offers in by_kind.items()}
+    best: _Remote | None = None
+    for decode in decodes:
+        itl_cost_ms = ITL_WEIGHT * decode.itl_ms
+        for prefill in open_offers[decode.node.kv_kind]:
+            cost_ms = itl_cost_ms - SAVED_WEIGHT * prefill.saved_ms
+            if best is not None and cost_ms + prefill.drawn_ms > best.score[0]:
+                continue
+            ms = cost_ms + prefill.first_token_ms(num_cached_there=decode.num_cached)
+            score = (ms, *_between_equals(decode.node), prefill.node.last_turn)
+            if best is None or score < best.score:
+                best = _Remote(prefill, decode, score)
+    return best
 
 
-def _soonest(prefills: Iterable[NodeEntry], need: Need) -> NodeEntry | None:
-    free = [node for node in prefills if _takes(node, need)]
-    return min(free, key=lambda node: remote_first_token_ms(node, need), default=None)
+def _best_local(
+    decodes: Iterable[DecodeOffer], by_kind: _ByKind, remote: _Remote | None, need: Need
+) -> Pair | None:
+    """A decode node that does better without the remote pair, if there is one."""
+    best: tuple[_Score, DecodeOffer, str] | None = None
+    for decode in decodes:
+        reason = _why_local(decode, by_kind[decode.node.kv_kind], remote, need)
+        score = _local_score(decode)
+        if reason and (best is None or score < best[0]):
+            best = score, decode, reason
+    return _local(best[1], best[2]) if best else None
 
 
-def _takes(node: NodeEntry, need: Need) -> bool:
-    if node.num_outstanding >= MAX_OUTSTANDING:
-        return False
-    ahead_ms = node.ahead_ms
-    is_short = _prefill_ms(node, need) <= SHORT_SHARE * ahead_ms
-    return node.num_outstanding == 0 or ahead_ms <= MAX_AHEAD_MS or is_short
+def _why_local(
+    decode: DecodeOffer, prefills: Iterable[PrefillOffer], remote: _Remote | None, need: Need
+) -> str:
+    """The reason to prefill on this node; empty if there is none."""
+    gain_ms = remote.score[0] - _local_score(decode)[0] if remote else 0.0
+    if decode.is_short and decode.num_cached >= MOST_OF_IT * need.num_prompt_tokens:
+        # Also if the pair would be sooner by less than a step: the prefill node's time is others'.
+        return "prefix cached" if gain_ms > -decode.node.step_budget_ms else ""
+    if remote is not None:
+        is_busy = remote.prefill.node.ahead_ms > 0
+        is_sooner = is_busy and decode.is_short and gain_ms > 0
+        return "short prompt, prefill busy" if is_sooner else ""
+    there = decode.num_cached
+    if all(decode.local_ms < offer.first_token_ms(num_cached_there=there) for offer in prefills):
+        return "prefill saturated"
+    return ""
 
 
-def _decode_score(node: NodeEntry, need: Need) -> tuple[float, int]:
-    return predicted_itl_ms(node, need), node.held_blocks - node.available_blocks
+def _local(decode: DecodeOffer, reason: str) -> Pair:
+    return Pair(
+        prefill=None, decode=decode.node, reason=reason, decode_cached_tokens=decode.num_cached
+    )
 
 
-def _is_short(decode: NodeEntry, need: Need) -> bool:
-    """The whole prompt fits one step within the ITL budget."""
-    return _decode_step_ms(decode) + _prefill_ms(decode, need) <= decode.step_budget_ms
+def _local_score(decode: DecodeOffer) -> _Score:
+    cost_ms = ITL_WEIGHT * decode.itl_ms - SAVED_WEIGHT * decode.saved_ms
+    return decode.local_ms + cost_ms, *_between_equals(decode.node), 0
 
 
-def _prefill_ms(node: NodeEntry, need: Need) -> float:
-    shape = chunk_shape(0, need.num_prompt_tokens)
-    return node.profile.predict_ms(shape) - node.profile.base_ms
-
-
-def _decode_step_ms(node: NodeEntry) -> float:
-    if node.num_decoding == 0:
-        return 0.0
-    shape = StepShape(num_decode_rows=node.num_decoding, decode_context=node.decode_context)
-    return node.profile.predict_ms(shape)
-
-
-def _long_enough(nodes: list[NodeEntry], num_tokens: int) -> list[NodeEntry]:
-    able = [node for node in nodes if node.max_model_len >= num_tokens]
-    if not able:
-        raise ServingError(
-            Reason.CONTEXT_TOO_LONG,
-            f"{num_tokens} tokens are more than any node takes",
-            limit=max(node.max_model_len for node in nodes),
-        )
-    return able
-
-
-def _large_enough(nodes: list[NodeEntry], need: Need) -> list[NodeEntry]:
-    """Those whose pool could hold every choice at its end."""
-
-    def blocks_at_end(node: NodeEntry) -> int:
-        output = node.layout.blocks_for(need.max_num_tokens - need.num_prompt_tokens) + 1
-        return node.layout.blocks_for(need.num_prompt_tokens) + need.num_choices * output
-
-    able = [node for node in nodes if blocks_at_end(node) <= node.num_blocks]
-    if not able:
-        raise ServingError(
-            Reason.CONTEXT_TOO_LONG,
-            f"n: {need.num_choices} choices need {blocks_at_end(nodes[0])} KV blocks in the end, "
-            f"nodes have up to {max(node.num_blocks for node in nodes)}",
-            field="n",
-            limit=max(node.num_blocks for node in nodes),
-        )
-    return able
-
-
-def _with_a_match(decodes: list[NodeEntry], prefills: list[NodeEntry]) -> list[NodeEntry]:
-    matched = [node for node in decodes if any(_same_kv(other, node) for other in prefills)]
-    if not matched:
-        difference = first_difference(prefills[0].layout, decodes[0].layout)
-        raise ServingError(
-            Reason.LAYOUT_MISMATCH,
-            f"prefill and decode nodes differ in {difference}",
-            field=str(difference).partition(":")[0],
-        )
-    return matched
-
-
-def _same_kv(prefill: NodeEntry, decode: NodeEntry) -> bool:
-    return first_difference(prefill.layout, decode.layout) is None
+def _between_equals(node: NodeEntry) -> tuple[int, int]:
+    """Most blocks, then whose turn it is."""
+    return node.held_blocks - node.available_blocks, node.last_turn

@@ -8,9 +8,11 @@ starts. A node is known by (id, incarnation): what an earlier life says is not h
 """
 
 import asyncio
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from coordinator.prefix_index import PrefixIndex
 from engine.cost_model import CostProfile
 from kvtransfer.layout import KvLayout
 from kvtransfer.messages import NodeKey
@@ -59,11 +61,16 @@ class NodeEntry:
     num_decoding: int = 0
     decode_context: int = 0
     # Requests of this coordinator: blocks asked for and not answered, prompts being prefilled,
-    # their tokens that no status has told of yet.
+    # their tokens, but for cached ones, that no status has told of yet.
     held_blocks: int = 0
     num_held: int = 0
     num_outstanding: int = 0
     unseen_tokens: int = 0
+    # Told through this coordinator, and not passed on yet.
+    must_resync_cache: bool = False
+    must_clear_cache: bool = False
+    # When it was last given a request, counted in requests; nodes that are alike take turns.
+    last_turn: int = 0
     # It refused at this status: ask again when it tells of another.
     refused_seq: int | None = None
     # Calls to it that broke, one after the other; while avoided it gets no new ones.
@@ -71,6 +78,14 @@ class NodeEntry:
     is_avoided: bool = False
     is_lost: bool = False
     on_lost: set[Callable[[], None]] = field(default_factory=set)
+    # What it has cached, as far as it has told.
+    index: PrefixIndex = field(init=False)
+    # Equal for nodes that can take in each other's KV.
+    kv_kind: tuple[object, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.index = PrefixIndex(max_hashes=self.num_blocks)
+        self.kv_kind = self.layout.kind
 
     @property
     def is_usable(self) -> bool:
@@ -86,8 +101,8 @@ class NodeEntry:
 
     @property
     def ahead_ms(self) -> float:
-        """Predicted compute of the prompt tokens that wait here: what the node has told, and what
-        this coordinator has sent since."""
+        """Predicted compute of the prompt tokens that wait here and are not cached: what the node
+        has told, and what this coordinator has sent since."""
         return (self.queued_tokens + self.unseen_tokens) * self.profile.prefill_token_ms
 
     @property
@@ -103,6 +118,7 @@ class Registry:
     def __init__(self) -> None:
         self.nodes: dict[str, NodeEntry] = {}
         self.version = 0
+        self._turns = itertools.count(1)
         self._listeners: set[Callable[[], None]] = set()
 
     def register(self, entry: NodeEntry) -> None:
@@ -124,6 +140,13 @@ class Registry:
         for callback in list(entry.on_lost):
             callback()
         self.changed()
+
+    def given(self, *nodes: NodeEntry | None) -> None:
+        """These nodes are given a request: among equals it is the others' turn."""
+        turn = next(self._turns)
+        for node in nodes:
+            if node is not None:
+                node.last_turn = turn
 
     def avoid(self, entry: NodeEntry) -> None:
         """A call to the node broke, though it may go on telling that it is well: it gets nothing

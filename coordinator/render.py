@@ -83,12 +83,19 @@ def summary(finished: Finished) -> str:
         f"TPOT {_milliseconds(finished.tpot_s)}",
         f"{finished.generated_tokens / total_s:.1f} tok/s" if total_s else "- tok/s",
         f"{finished.generated_tokens} tokens",
+        *_cached(finished),
         f"{finished.served_as} ({finished.served_as_reason})",
         " -> ".join(nodes) or "no node",
         ",".join(choice.reason for choice in finished.choices),
         f"seed {finished.seed}",
     ]
     return " | ".join(parts)
+
+
+def _cached(finished: Finished) -> list[str]:
+    if not finished.cached_tokens:
+        return []
+    return [f"{finished.cached_tokens} of {finished.prompt_tokens} prompt tokens cached"]
 
 
 def write_nodes(nodes: Sequence[Node]) -> None:

@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 
 from coordinator.answer import Answer, Marks
-from coordinator.attempt import Attempt, Event, Refused, Stage
+from coordinator.attempt import Attempt, CacheHit, Event, Refused, Stage
 from coordinator.checked_request import CheckedRequest
 from coordinator.node_channels import NodeChannels
 from coordinator.pairing import Pair
@@ -81,6 +81,8 @@ class Request:
             checked.need(self.answers), priority=checked.priority, tenant=checked.tenant
         )
         self._num_lost = 0
+        # None until a node has told.
+        self._num_cached: int | None = None
         self._num_prompt_logprobs = 0
 
     async def responses(self) -> AsyncGenerator[generation_pb2.GenerateResponse, None]:
@@ -109,7 +111,7 @@ class Request:
 
     async def _pair(self) -> Claim:
         """Waits for a pair; once nodes were lost, also for there to be any."""
-        give_up = min(self._deadline, _now() + NODES_WAIT_S)
+        give_up = _now() + NODES_WAIT_S
         while True:
             try:
                 async with until(self._deadline):
@@ -120,7 +122,8 @@ class Request:
                     raise
                 if _now() > give_up:
                     raise
-                await asyncio.sleep(_NODES_RETRY_S)
+                async with until(self._deadline):
+                    await asyncio.sleep(_NODES_RETRY_S)
         self.pair = claim.pair
         if self.marks.paired is None:
             self.marks.paired = _now()
@@ -130,6 +133,8 @@ class Request:
             prefill=prefill.key if prefill else "",
             decode=decode.key if decode else "",
             reason=claim.pair.reason,
+            prefill_cached=claim.pair.prefill_cached_tokens,
+            decode_cached=claim.pair.decode_cached_tokens,
         )
         return claim
 
@@ -160,6 +165,9 @@ class Request:
             else:
                 self.marks.sealed = self.marks.sealed or now
             return None
+        if isinstance(event, CacheHit):
+            self._hit(event)
+            return None
         if isinstance(event, types_pb2.PromptLogprobs):
             return self._prompt_logprobs(event)
         if event.choice >= len(self.answers):
@@ -171,6 +179,17 @@ class Request:
         if is_first:
             self._timeline.add("first token", position=delta.position)
         return generation_pb2.GenerateResponse(delta=delta)
+
+    def _hit(self, hit: CacheHit) -> None:
+        assert self.pair is not None
+        is_prefill = hit.side == "prefill"
+        pair = self.pair
+        predicted = pair.prefill_cached_tokens if is_prefill else pair.decode_cached_tokens
+        self._timeline.add("cached", side=hit.side, tokens=hit.num_tokens, predicted=predicted)
+        if hit.saves_compute:
+            # What a later attempt finds may be there because an earlier one has computed it.
+            before = len(self.checked.token_ids) if self._num_cached is None else self._num_cached
+            self._num_cached = min(before, hit.num_tokens)
 
     def _prompt_logprobs(
         self, logprobs: types_pb2.PromptLogprobs
@@ -206,6 +225,7 @@ class Request:
             usage=generation_pb2.Usage(
                 prompt_tokens=len(self.checked.token_ids),
                 generated_tokens=sum(len(answer.token_ids) for answer in self.answers),
+                cached_tokens=self._num_cached or 0,
             ),
             seed=self.checked.seed,
             served_as=generation_pb2.SERVED_AS_RESUMED if self.num_restarts else served_as,

@@ -19,6 +19,7 @@ from engine.scheduler import Progress
 from engine.sequence import GenerationSpec
 from kvtransfer.blocks import Lease
 from kvtransfer.messages import FirstToken
+from kvtransfer.prefix import PrefixChain
 from protos.pd.v1 import decode_pb2
 
 
@@ -56,7 +57,8 @@ class ChoiceTables:
 
 
 class Generation:
-    """num_prompt_tokens are computed by the prefill node, or here."""
+    """num_prompt_tokens are computed by the prefill node, or here. chain is of them; None keeps
+    no blocks for later requests."""
 
     def __init__(
         self,
@@ -65,11 +67,13 @@ class Generation:
         lease: Lease,
         *,
         num_prompt_tokens: int,
+        chain: PrefixChain | None,
     ) -> None:
         self._choices = choices
         self._tables = tables
         self._lease = lease
         self._num_prompt_tokens = num_prompt_tokens
+        self._chains = [chain and chain.fork() for _ in choices]
         self._choice_of: dict[int, int] = {}
         self._unfinished = len(choices)
 
@@ -93,9 +97,12 @@ class Generation:
     async def run_locally(
         self, engine: Engine, computed: Callable[[int], None]
     ) -> AsyncGenerator[decode_pb2.DecodeResponse, None]:
-        """The prompt's logprobs, if asked for, and every token. computed is told of progress."""
+        """The prompt's logprobs, if asked for, and every token, behind the prompt's blocks that
+        the lease had cached. computed is told of progress."""
+        num_cached = self._lease.num_cached * self._tables.block_size
+        computed(num_cached)
         async with engine.run() as run:
-            self._start_first(run, self._choices[0].token_ids, 0)
+            self._start_first(run, self._choices[0].token_ids, num_cached)
             has_begun = False
             async for response in self._responses(run, computed):
                 if not has_begun and response.HasField("tokens"):
@@ -111,6 +118,7 @@ class Generation:
             block_ids=self._tables.block_ids(self._lease, 0),
             token_ids=token_ids,
             num_computed=num_computed,
+            chain=self._chains[0],
         )
         self._choice_of[key] = main.choice
 
@@ -122,6 +130,7 @@ class Generation:
                 block_ids=self._tables.block_ids(self._lease, index),
                 num_computed=self._num_prompt_tokens - 1,
                 copy_from=self._tables.copied_block(self._lease),
+                chain=self._chains[index],
             )
             self._choice_of[key] = spec.choice
 

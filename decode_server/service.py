@@ -1,8 +1,10 @@
 """DecodeService: reserve, receive (or compute) a prompt's KV, generate.
 
-    Decode: start -> blocks or RESOURCE_EXHAUSTED -> Reserved(transfer id)
+    Decode: start -> blocks or RESOURCE_EXHAUSTED -> Reserved(transfer id, cached prefix)
             remote -> the lane seals the blocks and hands over -> Sealed -> engine -> Tokens
             local  -> engine computes the prompt too ------------------------> Tokens
+
+Both leave out the prefix whose blocks were here.
 
 The call owns everything that it takes: whatever ends it takes the sequence out of the engine,
 ends the transfer and releases the lease. Runs on the event loop.
@@ -12,16 +14,17 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import ExitStack, aclosing
 
 from decode_server.generation import ChoiceTables, Generation
-from engine.admission import NodeFull
 from engine.incoming import read_choices
 from engine.loop import Engine
 from engine.node import Node, request_log, run_errors
+from engine.room import NodeFull
 from engine.sequence import GenerationSpec
 from kvtransfer.blocks import BlocksExhausted, Lease
 from kvtransfer.ending import Ending
 from kvtransfer.inbox import Inbox, IncomingTransfer
 from kvtransfer.lane_service import LaneServicer
 from kvtransfer.messages import FirstToken, NodeKey
+from kvtransfer.prefix import PrefixChain
 from kvtransfer.wire import first_token_to_pb, node_from_pb, node_to_pb
 from protos.errors import Reason, ServingError, invalid
 from protos.pd.v1 import cluster_pb2, decode_pb2, decode_pb2_grpc, lane_pb2_grpc, types_pb2
@@ -87,11 +90,18 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
         """spec is what a prefill node computes; choices go on from it."""
         with ExitStack() as cleanup:
             tables = self._tables(spec, choices)
-            lease = self._reserve(tables.num_blocks, cleanup)
+            reuse = self._node.reuse(spec)
+            lease = self._reserve(tables.num_blocks, reuse.prefix, cleanup)
             transfer, ending = self._expect(spec, lease, cleanup)
             yield self._reserved(transfer)
             prefill = await _next_event(requests, "remote", "local")
-            generation = Generation(choices, tables, lease, num_prompt_tokens=len(spec.token_ids))
+            generation = Generation(
+                choices,
+                tables,
+                lease,
+                num_prompt_tokens=len(spec.token_ids),
+                chain=reuse.chain,
+            )
             if prefill.WhichOneof("event") == "local":
                 self._inbox.end(transfer, "local prefill")
                 computed = cleanup.enter_context(self._node.backlog.computing(len(spec.token_ids)))
@@ -100,6 +110,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
                 first = await self._receive(
                     transfer, ending, spec, node_from_pb(prefill.remote.prefill)
                 )
+                self._publish(spec, lease, reuse.chain)
                 yield decode_pb2.DecodeResponse(
                     sealed=decode_pb2.Sealed(runs=[first_token_to_pb(first)])
                 )
@@ -116,11 +127,13 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
             num_tokens=[len(choice.token_ids) for choice in choices],
         )
 
-    def _reserve(self, num_blocks: int, cleanup: ExitStack) -> Lease:
+    def _reserve(self, num_blocks: int, prefix: Sequence[bytes], cleanup: ExitStack) -> Lease:
         """Blocks for what is there and the next token, beside those that others grow into; or
         RESOURCE_EXHAUSTED."""
         try:
-            return cleanup.enter_context(self._node.admission.reserve(num_blocks, headroom=True))
+            return cleanup.enter_context(
+                self._node.admission.reserve(num_blocks, headroom=True, prefix=prefix)
+            )
         except (BlocksExhausted, NodeFull) as error:
             raise ServingError(
                 Reason.BLOCKS_EXHAUSTED,
@@ -136,6 +149,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
         transfer = self._inbox.expect(
             lease,
             num_tokens=len(spec.token_ids),
+            num_cached_tokens=lease.num_cached * self._node.model.layout.block_size,
             on_end=ending.set,
         )
         cleanup.callback(self._lanes.abort, transfer, "decode call ended")
@@ -144,7 +158,9 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
     def _reserved(self, transfer: IncomingTransfer) -> decode_pb2.DecodeResponse:
         status = self._node.status()
         target = types_pb2.Target(
-            decode=node_to_pb(self._node.key), transfer_id=transfer.transfer_id
+            decode=node_to_pb(self._node.key),
+            transfer_id=transfer.transfer_id,
+            num_cached_tokens=transfer.num_cached_tokens,
         )
         return decode_pb2.DecodeResponse(
             reserved=decode_pb2.Reserved(
@@ -153,6 +169,13 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
                 status_seq=status.seq,
             )
         )
+
+    def _publish(self, spec: GenerationSpec, lease: Lease, chain: PrefixChain | None) -> None:
+        """Makes the sealed blocks of a prompt findable; the engine does so with what it fills."""
+        if chain is not None:
+            num_full = len(spec.token_ids) // self._node.model.layout.block_size
+            chain.extend(spec.token_ids, num_blocks=num_full)
+            self._node.pool.publish(lease.block_ids[:num_full], chain.hashes)
 
     async def _receive(
         self,

@@ -1,7 +1,8 @@
 """The engine's claims on the blocks of its sequences, so that a lease may be released at any time.
 
     add:   full computed blocks are read, the others written      grow: one more block, written
-    seal:  a block that is full goes from written to read          drop: all are let go
+    seal:  a block that is full goes from written to read,         drop: all are let go
+           and is published, where the sequence has a hash chain
 
 A sequence grows by leases of the engine's own, block by block, behind the lease that its request
 brought. Runs on the engine thread.
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field
 from engine.scheduler import Running
 from kvtransfer.blocks import BlockPool, Lease, LeaseReleased
 from kvtransfer.memory import KvMemory
+from kvtransfer.prefix import PrefixChain
 
 
 @dataclass(slots=True)
@@ -22,6 +24,8 @@ class _Held:
     lease: Lease
     writer: str
     table: list[int]
+    token_ids: list[int]
+    chain: PrefixChain | None
     num_sealed: int = 0
     grown: list[Lease] = field(default_factory=list)
 
@@ -49,11 +53,25 @@ class Claims:
         lease_id = self._held[key].lease.id
         return [other for other, held in self._held.items() if held.lease.id == lease_id]
 
-    def add(self, sequence: Running, lease: Lease, *, copy_from: int | None) -> bool:
+    def add(
+        self,
+        sequence: Running,
+        lease: Lease,
+        *,
+        copy_from: int | None,
+        chain: PrefixChain | None = None,
+    ) -> bool:
         """Claims the sequence's blocks, the first one that is not full as a copy of copy_from.
         False if the lease was released."""
         table = sequence.block_table
-        held = _Held(sequence.spec.request_id, lease, f"engine {sequence.key}", table)
+        held = _Held(
+            request_id=sequence.spec.request_id,
+            lease=lease,
+            writer=f"engine {sequence.key}",
+            table=table,
+            token_ids=sequence.token_ids,
+            chain=chain,
+        )
         held.num_sealed = sequence.num_computed // self._block_size
         computed, rest = table[: held.num_sealed], table[held.num_sealed :]
         try:
@@ -80,21 +98,28 @@ class Claims:
         held.table.extend(lease.block_ids)
 
     def seal(self, key: int, *, num_computed: int) -> None:
+        """The blocks that are full now."""
         held = self._held[key]
-        num_full = num_computed // self._block_size
-        block_ids = held.table[held.num_sealed : num_full]
-        if block_ids:
-            held.num_sealed = num_full
+        start, end = held.num_sealed, num_computed // self._block_size
+        if start < end:
+            held.num_sealed = end
+            block_ids = held.table[start:end]
             self._pool.end_write(block_ids, writer=held.writer, then_read=True)
+            if held.chain is not None:
+                held.chain.extend(held.token_ids, num_blocks=end)
+                hashes = held.chain.hashes
+                parent = hashes[start - 1] if start else None
+                self._pool.publish(block_ids, hashes[start:end], parent=parent)
 
     def drop(self, key: int) -> None:
         """Nothing if there are none."""
         held = self._held.pop(key, None)
         if held is not None:
-            self._pool.end_write(held.table[held.num_sealed :], writer=held.writer)
-            self._pool.end_read(held.table[: held.num_sealed])
             for lease in held.grown:
                 self._pool.release(lease)
+            self._pool.end_write(held.table[held.num_sealed :], writer=held.writer)
+            # All at once, so that the end of a prefix goes idle before its beginning.
+            self._pool.end_read(held.table[: held.num_sealed])
 
     def evict(self, key: int) -> None:
         """Drops the claims and releases the request's own lease, whose owner may be slow to."""

@@ -71,6 +71,11 @@ class CostProfile:
             + shape.prefill_context * self.prefill_context_ms
         )
 
+    def chunk_ms(self, *, start: int, num_tokens: int) -> float:
+        """What a prompt chunk of num_tokens from position start adds to a step."""
+        attended = num_tokens * start + num_tokens * (num_tokens + 1) // 2
+        return num_tokens * self.prefill_token_ms + attended * self.prefill_context_ms
+
     def largest_chunk(
         self, *, start: int, remaining: int, block_size: int, so_far: StepShape, budget_ms: float
     ) -> int:

@@ -16,6 +16,7 @@ from protos.pd.v1 import types_pb2
 # Alternatives to report per token.
 MAX_LOGPROBS = 20
 MAX_CHOICES = 16
+MAX_CACHE_SALT_BYTES = 64
 MAX_LOGIT_BIAS = 300
 # Of an absolute value: it decides as good as alone what is drawn.
 MAX_BIAS = 100.0
@@ -44,6 +45,7 @@ def read_sequence(
         choice=sequence.choices[0].choice if sequence.choices else 0,
         num_logprobs=_read_logprobs(sequence, "num_logprobs"),
         num_prompt_logprobs=_read_logprobs(sequence, "num_prompt_logprobs"),
+        cache_salt=_read_salt(sequence.cache_salt),
         priority=sequence.priority,
         tenant=sequence.tenant,
         age_s=sequence.age.ToNanoseconds() / 1e9,
@@ -129,6 +131,14 @@ def _read_stop(stop: types_pb2.StopConditions, *, vocab_size: int) -> StopCondit
         ignore_eos=stop.ignore_eos,
         min_tokens=stop.min_tokens,
     )
+
+
+def _read_salt(cache_salt: bytes) -> bytes:
+    if len(cache_salt) > MAX_CACHE_SALT_BYTES:
+        raise invalid(
+            "cache_salt", f"{len(cache_salt)} bytes are above the limit of {MAX_CACHE_SALT_BYTES}"
+        )
+    return cache_salt
 
 
 def _read_logprobs(sequence: types_pb2.Sequence, field: str) -> int | None:

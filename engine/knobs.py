@@ -32,6 +32,7 @@ class NodeConfig:
     max_running: int
     step_budget_ms: float
     plane: str
+    prefix_cache: str
     drain_grace_s: float
     metrics_listen: str | None
     log_format: str
@@ -114,7 +115,14 @@ def parse_knobs(role: str, *, argv: list[str] | None = None) -> NodeConfig:
         "--plane",
         choices=("auto", *PLANES),
         default="auto",
-        help="what carries KV between nodes; auto is gloo between CPU nodes of one host, else grpc",
+        help="what carries KV between nodes; auto is nccl between GPUs, gloo between CPU nodes of "
+        "one host, else grpc",
+    )
+    add(
+        "--prefix-cache",
+        choices=("on", "off"),
+        default="on",
+        help="keep blocks after their request, for requests that begin with the same tokens",
     )
     add(
         "--drain-grace-s",

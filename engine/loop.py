@@ -29,6 +29,7 @@ from engine.run import Preempted, Run, RunEvent, StepFailed
 from engine.scheduler import Running, ScheduledStep, Scheduler
 from kvtransfer.blocks import BlockPool, Lease
 from kvtransfer.memory import KvMemory
+from kvtransfer.prefix import PrefixChain
 
 log = logging.getLogger(__name__)
 
@@ -135,10 +136,16 @@ class Engine:
         return self._next_key
 
     def add(
-        self, sequence: Running, lease: Lease, run: Run, *, copy_from: int | None = None
+        self,
+        sequence: Running,
+        lease: Lease,
+        run: Run,
+        *,
+        copy_from: int | None = None,
+        chain: PrefixChain | None = None,
     ) -> None:
         self._runs[sequence.key] = run
-        self._command(lambda: self._add(sequence, lease, copy_from))
+        self._command(lambda: self._add(sequence, lease, copy_from, chain))
 
     def remove(self, key: int) -> None:
         if self._runs.pop(key, None) is not None:
@@ -228,14 +235,15 @@ class Engine:
             self._num_steps += 1
         progress = self._scheduler.apply(step, result)
         for event in progress:
+            self._claims.seal(event.key, num_computed=event.num_computed)
             if event.left:
                 self._remove(event.key)
-            else:
-                self._claims.seal(event.key, num_computed=event.num_computed)
         self._tell([(event.key, event) for event in progress])
 
-    def _add(self, sequence: Running, lease: Lease, copy_from: int | None) -> None:
-        if self._claims.add(sequence, lease, copy_from=copy_from):
+    def _add(
+        self, sequence: Running, lease: Lease, copy_from: int | None, chain: PrefixChain | None
+    ) -> None:
+        if self._claims.add(sequence, lease, copy_from=copy_from, chain=chain):
             self._scheduler.add(sequence)
 
     def _remove(self, key: int) -> None:

@@ -1,7 +1,7 @@
 """A node among others: registered with every coordinator, and told who else is there.
 
-    status --> Register stream (on change, at least every 500 ms) --> coordinator
-    members <-- Register stream <-- coordinator
+    cache, status --> Register stream (on change, at least every 500 ms) --> coordinator
+    members, drain, clear the cache <-- Register stream <-- coordinator
 
 One task per coordinator, reconnecting for as long as the node lives. Runs on the event loop.
 """
@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 import grpc.aio
 
+from engine.cache_feed import CacheFeed
+from kvtransfer.blocks import BlockPool
 from kvtransfer.messages import NodeKey
 from kvtransfer.wire import node_from_pb
 from protos.pd.v1 import cluster_pb2, cluster_pb2_grpc
@@ -40,8 +42,8 @@ class Member:
 class Membership:
     """Registration of this node, and the members that its coordinators told of.
 
-    status makes the current NodeStatus; on_change is called with all members when they changed,
-    on_drain when a coordinator wants this node to stop.
+    status makes the current NodeStatus; pool is whose cache is told of, and cleared; on_change is
+    called with all members when they changed, on_drain when a coordinator wants this node to stop.
     """
 
     def __init__(
@@ -49,11 +51,13 @@ class Membership:
         *,
         registration: cluster_pb2.Registration,
         status: Callable[[], cluster_pb2.NodeStatus],
+        pool: BlockPool,
         on_change: Callable[[set[NodeKey]], None],
         on_drain: Callable[[], None],
     ) -> None:
         self._registration = registration
         self._status = status
+        self._pool = pool
         self._on_change = on_change
         self._on_drain = on_drain
         self._changed: dict[str, asyncio.Event] = {}
@@ -103,11 +107,9 @@ class Membership:
             try:
                 async with dial(address, purpose="cluster") as channel:
                     stub = cluster_pb2_grpc.ClusterServiceStub(channel)
-                    async for response in stub.Register(self._reports(self._changed[address])):
-                        if response.WhichOneof("event") == "drain":
-                            self._on_drain()
-                        else:
-                            await self._learn(address, response.membership)
+                    cache = CacheFeed(self._pool)
+                    async for response in stub.Register(self._reports(address, cache)):
+                        await self._heard(address, response, cache)
                 reason = "stream ended"
             except grpc.aio.AioRpcError as error:
                 reason = f"{error.code().name}: {error.details()}"
@@ -115,10 +117,33 @@ class Membership:
             log.warning("not registered coordinator=%s reason=%r", address, reason)
             await asyncio.sleep(RECONNECT_S)
 
-    async def _reports(self, changed: asyncio.Event) -> AsyncIterator[cluster_pb2.RegisterRequest]:
+    async def _heard(
+        self, address: str, response: cluster_pb2.RegisterResponse, cache: CacheFeed
+    ) -> None:
+        match response.WhichOneof("event"):
+            case "membership":
+                await self._learn(address, response.membership)
+            case "drain":
+                self._on_drain()
+            case "clear_cache":
+                self._pool.clear_cache()
+                log.info("cache cleared coordinator=%s", address)
+                # The snapshot is the answer to this coordinator; others hear what has changed.
+                cache.restart()
+                self.status_changed()
+            case "resync_cache":
+                cache.restart()
+                self._changed[address].set()
+
+    async def _reports(
+        self, address: str, cache: CacheFeed
+    ) -> AsyncIterator[cluster_pb2.RegisterRequest]:
+        changed = self._changed[address]
         yield cluster_pb2.RegisterRequest(registration=self._registration)
         while True:
             changed.clear()
+            for events in cache.messages():
+                yield cluster_pb2.RegisterRequest(cache=events)
             yield cluster_pb2.RegisterRequest(status=self._status())
             try:
                 async with asyncio.timeout(HEARTBEAT_S):

@@ -31,6 +31,7 @@ from engine.loop import Engine, EngineStatus
 from engine.membership import Membership
 from engine.node_metrics import NodeMetrics
 from engine.process import StartError
+from engine.reuse import Reuse, reuse_of
 from engine.run import Preempted, StepFailed
 from engine.scheduler import Scheduler
 from engine.sequence import GenerationSpec
@@ -93,6 +94,7 @@ class Node:
             model=model.name,
             state=lambda: self.state,
             pool=self.pool,
+            block_size=model.layout.block_size,
             admission=self.admission,
             engine=self._engine_status,
         )
@@ -126,6 +128,11 @@ class Node:
             vocab_size=self.vocab_size,
             max_model_len=self.max_model_len,
         )
+
+    def reuse(self, spec: GenerationSpec) -> Reuse:
+        """What spec may find in the prefix cache, and how its blocks get there."""
+        is_on = self.config.prefix_cache == "on"
+        return reuse_of(spec, self.model.layout, is_on=is_on)
 
     async def address_of(self, key: NodeKey, *, role: cluster_pb2.NodeRole) -> str | None:
         """Address of a registered node, after a short wait for it; None if it is not one."""

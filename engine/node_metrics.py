@@ -36,6 +36,7 @@ class NodeMetrics(Collector):
         model: str,
         state: Callable[[], cluster_pb2.NodeState],
         pool: BlockPool,
+        block_size: int,
         admission: Admission,
         engine: Callable[[], EngineStatus | None],
     ) -> None:
@@ -43,6 +44,7 @@ class NodeMetrics(Collector):
         self._info = {"node_id": node_id, "role": role_name, "model": model}
         self._state = state
         self._pool = pool
+        self._block_size = block_size
         self._admission = admission
         self._engine = engine
         registry.register(self)
@@ -52,6 +54,7 @@ class NodeMetrics(Collector):
         yield InfoMetricFamily("disagg_node", "Who this node is.", value=self._info)
         yield self._states()
         yield self._blocks()
+        yield from self._prefix_cache()
         yield GaugeMetricFamily(
             "disagg_node_requests_running",
             "Requests that hold blocks here.",
@@ -84,6 +87,29 @@ class NodeMetrics(Collector):
         for state in BlockState:
             family.add_metric([state.value], getattr(counts, state.value))
         return family
+
+    def _prefix_cache(self) -> Iterator[Metric]:
+        counts = self._pool.cache_counts()
+        yield CounterMetricFamily(
+            "disagg_node_prefix_lookups",
+            "Requests whose prefix was looked up here.",
+            value=counts.num_lookups,
+        )
+        yield CounterMetricFamily(
+            "disagg_node_prefix_looked_up_tokens",
+            "Tokens of theirs that might have been here.",
+            value=counts.num_looked_up_blocks * self._block_size,
+        )
+        yield CounterMetricFamily(
+            "disagg_node_prefix_cached_tokens",
+            "Tokens of theirs that were here: not computed again, on a decode node not shipped.",
+            value=counts.num_hit_blocks * self._block_size,
+        )
+        yield CounterMetricFamily(
+            "disagg_node_prefix_evicted_blocks",
+            "Cached blocks that made place.",
+            value=counts.num_evicted_blocks,
+        )
 
 
 def _engine_families(engine: EngineStatus) -> Iterator[Metric]:

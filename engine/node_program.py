@@ -7,6 +7,7 @@ find model -> pool, memory -> metrics, listen (NOT_SERVING) -> register (STARTIN
 
 import asyncio
 import contextlib
+import logging
 import os
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -21,6 +22,8 @@ from kvtransfer.messages import NodeKey
 from protos.metrics_server import serve_metrics
 from protos.pd.v1 import cluster_pb2
 from protos.serving import GrpcServer
+
+log = logging.getLogger(__name__)
 
 
 class Role(Protocol):
@@ -65,6 +68,7 @@ async def serve_node(
         node = Node(config=config, role=role, model=model)
     except ValueError as error:
         raise StartError(str(error)) from error
+    _log_device(config.device)
     server = GrpcServer()
     parts = make_role(node, server)
     async with AsyncExitStack() as stack:
@@ -78,6 +82,7 @@ async def serve_node(
         node.membership = Membership(
             registration=node.registration(config.advertise or address),
             status=node.status,
+            pool=node.pool,
             on_change=parts.members_changed,
             on_drain=stop.set,
         )
@@ -90,6 +95,18 @@ async def serve_node(
         await _serve_until(stop, node, server, parts)
     if node.crashed.is_set():
         raise StartError("the engine crashed; the log says why")
+
+
+def _log_device(device: str) -> None:
+    """What a report about a GPU must name."""
+    if device != "cpu":
+        import torch
+
+        from kvtransfer.nccl_group import nccl_version
+
+        version = nccl_version()
+        nccl = ".".join(map(str, version)) if version else "none"
+        log.info("device=%s torch=%s NCCL=%s", device, torch.__version__, nccl)
 
 
 async def _serve_until(stop: asyncio.Event, node: Node, server: GrpcServer, parts: Role) -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from engine.scheduler import Progress, Running
 from engine.sequence import GenerationSpec
 from kvtransfer.blocks import Lease
+from kvtransfer.prefix import PrefixChain
 
 if TYPE_CHECKING:
     from engine.loop import Engine
@@ -48,13 +49,15 @@ class Run:
         num_computed: int = 0,
         max_new_tokens: int | None = None,
         copy_from: int | None = None,
+        chain: PrefixChain | None = None,
     ) -> int:
         """Computes spec in blocks of the lease, from num_computed tokens whose KV is there.
 
         block_ids (default: the lease's) are in the order of tokens; full ones that are computed may
         be shared between choices. A choice that goes on from another's prompt has a copy of the
         block that is not full: copy_from. token_ids (default: the spec's) may hold tokens that
-        another node has drawn. Returns the key that is in its Progress.
+        another node has drawn. chain, from here on the engine's, makes full blocks findable by
+        their prefix. Returns the key that is in its Progress.
         """
         sequence = Running(
             key=self._engine.next_key(),
@@ -66,7 +69,7 @@ class Run:
             arrived_s=time.monotonic() - spec.age_s,
         )
         self._keys.append(sequence.key)
-        self._engine.add(sequence, lease, self, copy_from=copy_from)
+        self._engine.add(sequence, lease, self, copy_from=copy_from, chain=chain)
         return sequence.key
 
     def put(self, event: "RunEvent") -> None:

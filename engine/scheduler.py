@@ -13,7 +13,7 @@ engine thread (or a simulator) owns it.
 from dataclasses import dataclass, field
 from itertools import repeat
 
-from engine.cost_model import CostProfile, StepShape, chunk_shape, row_shape
+from engine.cost_model import CostProfile, StepShape, row_shape
 from engine.executor import (
     Draw,
     History,
@@ -58,7 +58,11 @@ class Running:
 
     @property
     def is_decoding(self) -> bool:
-        return self.num_remaining == 1 and self.num_computed >= self.spec.num_prompt_tokens
+        # Asked of every sequence before every step.
+        num_computed = self.num_computed
+        return (
+            len(self.token_ids) - num_computed == 1 and num_computed >= self.spec.num_prompt_tokens
+        )
 
     @property
     def is_scored(self) -> bool:
@@ -143,16 +147,19 @@ class Scheduler:
     def plan(self) -> ScheduledStep | None:
         """The next step; None when there is nothing to compute."""
         chosen: list[tuple[Running, int]] = []
+        prompts: list[Running] = []
         context = 0
         for sequence in self._running.values():
-            if sequence.is_decoding and not self._is_stalled(sequence):
+            if not sequence.is_decoding:
+                prompts.append(sequence)
+            elif not self._is_stalled(sequence):
                 chosen.append((sequence, 1))
                 context += sequence.num_computed + 1
         shape = StepShape(num_decode_rows=len(chosen), decode_context=context)
         budget_ms = self.step_budget_ms * (1 if chosen else PROMPT_BUDGETS)
         is_first_prompt = True
         num_scored = 0
-        for sequence in self._prompts():
+        for sequence in self._in_turn(prompts):
             limit = self._limit(sequence, num_scored=num_scored)
             if limit == 0 and not is_first_prompt:
                 continue
@@ -192,18 +199,18 @@ class Scheduler:
             progress.append(self._advance(sequence, token_id, logprobs, prompt_logprobs))
         return progress
 
-    def _prompts(self) -> list[Running]:
+    def _in_turn(self, prompts: list[Running]) -> list[Running]:
         """Higher priority first, then what is left to compute, less the time it has waited.
 
         So a short prompt passes a long one, but a prompt is only ever passed by those that arrive
         within its own predicted compute time.
         """
-        prompts = [s for s in self._running.values() if not s.is_decoding]
+        if len(prompts) < 2:
+            return prompts
         return sorted(prompts, key=lambda s: (-s.spec.priority, self._left_ms(s) - s.waited_ms))
 
     def _left_ms(self, sequence: Running) -> float:
-        shape = chunk_shape(sequence.num_computed, sequence.num_remaining)
-        return self.profile.predict_ms(shape) - self.profile.base_ms
+        return self.profile.chunk_ms(start=sequence.num_computed, num_tokens=sequence.num_remaining)
 
     def _is_stalled(self, sequence: Running) -> bool:
         return len(sequence.token_ids) > self.block_size * len(sequence.block_table)

@@ -56,6 +56,7 @@ class GenerationSpec:
     token_ids holds the prompt and, for a resumed request, what was generated before;
     num_prompt_tokens tells them apart. num_logprobs and num_prompt_logprobs are how many
     alternatives to report per token, generated or of the prompt; None: no log-probabilities.
+    cache_salt is part of the hashes by which its blocks can be found.
     priority (higher first), tenant and age_s, the time since the coordinator took the request in,
     say when it is computed, never what.
     """
@@ -69,6 +70,7 @@ class GenerationSpec:
     choice: int = 0
     num_logprobs: int | None = None
     num_prompt_logprobs: int | None = None
+    cache_salt: bytes = b""
     priority: int = 0
     tenant: str = ""
     age_s: float = 0.0

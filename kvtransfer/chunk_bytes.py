@@ -47,10 +47,16 @@ def zero_tail(block: memoryview, layout: KvLayout, *, num_tokens_in_block: int) 
 
 
 def touched_blocks(
-    ours: KvLayout, *, theirs: KvLayout, first_block: int, num_blocks: int, num_tokens: int
+    ours: KvLayout,
+    *,
+    theirs: KvLayout,
+    first_block: int,
+    num_blocks: int,
+    num_tokens: int,
+    num_cached_tokens: int = 0,
 ) -> range:
     """Indexes into a lease's block_ids of what write_chunk writes."""
-    tokens = _tokens(theirs, first_block, num_blocks, num_tokens)
+    tokens = _tokens(theirs, first_block, num_blocks, num_tokens, num_cached_tokens)
     return range(tokens.start // ours.block_size, ours.blocks_for(tokens.stop))
 
 
@@ -63,23 +69,27 @@ def write_chunk(
     first_block: int,
     num_blocks: int,
     num_tokens: int,
+    num_cached_tokens: int = 0,
 ) -> None:
     """Puts the sender's blocks [first_block, first_block + num_blocks) into ours.
 
-    block_ids are all blocks of the transfer's lease, in the order of its num_tokens tokens; what is
-    behind the last token is not written, except by a sender whose layout is ours, block by block.
+    block_ids are all blocks of the transfer's lease, in the order of its num_tokens tokens. Behind
+    the last token there are zeros then, or, where the layouts are equal, what the sender sent.
+    The first num_cached_tokens, whole blocks of ours, are here: others may share them, and they are
+    left alone, also where the sender's blocks are cut otherwise and hold some of them.
     The caller has touched_blocks(...) under a write. Raises ValueError for data of another size.
     """
     if data.nbytes != num_blocks * theirs.block_bytes:
         raise ValueError(f"data: {data.nbytes} bytes for {num_blocks} blocks")
     ours = memory.layout
-    tokens = _tokens(theirs, first_block, num_blocks, num_tokens)
+    tokens = _tokens(theirs, first_block, num_blocks, num_tokens, num_cached_tokens)
     touched = touched_blocks(
         ours,
         theirs=theirs,
         first_block=first_block,
         num_blocks=num_blocks,
         num_tokens=num_tokens,
+        num_cached_tokens=num_cached_tokens,
     )
     touched_ids = [block_ids[index] for index in touched]
     if ours == theirs:
@@ -94,13 +104,17 @@ def write_chunk(
         first_target=touched.start,
         first_source=first_block,
     )
+    _zero_behind(_by_slot(target, ours), first_target=touched.start, num_tokens=num_tokens)
     memory.write(touched_ids, target.data)
 
 
-def _tokens(layout: KvLayout, first_block: int, num_blocks: int, num_tokens: int) -> range:
-    """The tokens that these blocks of the layout hold."""
+def _tokens(
+    layout: KvLayout, first_block: int, num_blocks: int, num_tokens: int, num_cached_tokens: int
+) -> range:
+    """The tokens that these blocks of the layout hold, but for those that are cached."""
     size = layout.block_size
-    return range(first_block * size, min((first_block + num_blocks) * size, num_tokens))
+    first = max(first_block * size, num_cached_tokens)
+    return range(first, min((first_block + num_blocks) * size, num_tokens))
 
 
 def _by_slot(blocks: npt.NDArray[np.uint8], layout: KvLayout) -> Words:
@@ -131,6 +145,13 @@ def _read_partly_covered(
         for index, view in zip(kept, views, strict=True):
             offset = (index - touched.start) * size_bytes
             target[offset : offset + size_bytes] = np.frombuffer(view, dtype=np.uint8)
+
+
+def _zero_behind(target_KSL2HD: Words, *, first_target: int, num_tokens: int) -> None:
+    """What another request left in the last token's block, if that is in target."""
+    block, slot = divmod(num_tokens, target_KSL2HD.shape[1])
+    if 0 <= block - first_target < target_KSL2HD.shape[0]:
+        target_KSL2HD[block - first_target, slot:] = 0
 
 
 def _copy_tokens(

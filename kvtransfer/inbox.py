@@ -17,7 +17,8 @@ from kvtransfer.messages import FirstToken, NodeKey
 
 @dataclass(slots=True, kw_only=True)
 class IncomingTransfer:
-    """KV of num_tokens tokens is to arrive in lease from sender (unset: not known yet).
+    """KV of num_tokens tokens is to arrive in lease from sender (unset: not known yet), but for
+    the first num_cached_tokens, which are there: whole blocks of ours, that others may share.
 
     on_end is called once: with None when all blocks are sealed and first_tokens is set, else with
     the reason why that will not happen. The sets are the lane's, and count the sender's blocks,
@@ -28,6 +29,7 @@ class IncomingTransfer:
     lease: Lease
     num_tokens: int
     on_end: Callable[[str | None], None]
+    num_cached_tokens: int = 0
     sender: NodeKey | None = None
     received: set[int] = field(default_factory=set)
     in_flight: set[int] = field(default_factory=set)
@@ -47,12 +49,22 @@ class Inbox:
         return len(self._transfers)
 
     def expect(
-        self, lease: Lease, *, num_tokens: int, on_end: Callable[[str | None], None]
+        self,
+        lease: Lease,
+        *,
+        num_tokens: int,
+        on_end: Callable[[str | None], None],
+        num_cached_tokens: int = 0,
     ) -> IncomingTransfer:
-        """Opens the lease's blocks for num_tokens tokens to whoever knows the new transfer's id."""
-        assert num_tokens > 0
+        """Opens the lease's blocks for num_tokens tokens, but for those that are cached, to whoever
+        knows the new transfer's id."""
+        assert 0 <= num_cached_tokens < num_tokens
         transfer = IncomingTransfer(
-            transfer_id=secrets.token_bytes(16), lease=lease, num_tokens=num_tokens, on_end=on_end
+            transfer_id=secrets.token_bytes(16),
+            lease=lease,
+            num_tokens=num_tokens,
+            num_cached_tokens=num_cached_tokens,
+            on_end=on_end,
         )
         self._transfers[transfer.transfer_id] = transfer
         return transfer

@@ -10,21 +10,20 @@ computes digests, its own copies.
 """
 
 import asyncio
-import mmap
 import time
 from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from kvtransfer.blocks import BlockPool, LeaseReleased
-from kvtransfer.chunk_bytes import digest, touched_blocks, write_chunk
+from kvtransfer.chunk_bytes import touched_blocks, write_chunk
 from kvtransfer.inbox import Inbox, IncomingTransfer
 from kvtransfer.lane_metrics import LaneMetrics
 from kvtransfer.layout import KvLayout
 from kvtransfer.memory import KvMemory
 from kvtransfer.messages import NodeKey, SenderMessage, Sent
 from kvtransfer.plane import PlaneError, PlaneLink, ReceivingPlane
-from kvtransfer.planes import receiving_plane
+from kvtransfer.planes import receiving_plane, staging_slots
 from kvtransfer.receiver import Action, Copy, LaneProtocolError, LaneReceiver, Post, Say
 from kvtransfer.wire import receiver_message_to_pb
 from protos.pd.v1 import lane_pb2
@@ -33,6 +32,8 @@ WATCH_INTERVAL_S = 0.5
 CONNECT_DEADLINE_S = 5.0
 # Bytes that were lost or came twice shift all that follow on a plane without seqs: begin anew.
 MAX_BAD_IN_ROW = 3
+# That wait to be taken in by the plane.
+MAX_RENDEZVOUS = 4
 
 
 class IncomingLane:
@@ -64,26 +65,26 @@ class IncomingLane:
         self.slot_bytes = slot_bytes
         self.failure: str | None = None
         self.outbox: asyncio.Queue[lane_pb2.LaneResponse | None] = asyncio.Queue()
-        self._is_closed = False
+        self._is_connected = self._is_closed = False
         self._theirs = theirs
         self._pool = pool
         self._memory = memory
         self._plane_thread = ThreadPoolExecutor(1, thread_name_prefix="plane")
         self._copy_thread = ThreadPoolExecutor(1, thread_name_prefix="lane")
         self._tasks: set[asyncio.Task[None]] = set()
-        # Mapped: a lane that is never used takes no memory.
-        self._slots = [memoryview(mmap.mmap(-1, slot_bytes)) for _ in range(num_slots)]
+        self._slots = staging_slots(plane_name, memory, num_slots, slot_bytes=slot_bytes)
         # Slots of chunks that are posted and not yet checked, by seq.
-        self._posted: dict[int, memoryview] = {}
+        self._posted: dict[int, Any] = {}
         self._metrics = metrics
         self._num_bad_in_row = 0
         # When each granted chunk was granted, by seq.
         self._granted_at: dict[int, float] = {}
-        self._rendezvous: asyncio.Queue[lane_pb2.Rendezvous] = asyncio.Queue(1)
+        self._rendezvous: asyncio.Queue[lane_pb2.Rendezvous] = asyncio.Queue(MAX_RENDEZVOUS)
         link = PlaneLink(
             address="",
             lane_id=lane_id,
             thread=self._plane_thread,
+            memory=memory,
             say=lambda message: self._say(lane_pb2.LaneResponse(rendezvous=message)),
             hear=self._rendezvous.get,
         )
@@ -103,13 +104,16 @@ class IncomingLane:
                 await self.plane.connect()
         except TimeoutError as error:
             raise PlaneError(f"{self.plane_name}: not connected in time") from error
+        self._is_connected = True
 
     def rendezvous(self, message: lane_pb2.Rendezvous) -> None:
-        """Takes in the other end's. Raises LaneProtocolError if it is not the first."""
+        """Takes in one of the other end's. Raises LaneProtocolError if none is due."""
+        if self._is_connected:
+            raise LaneProtocolError("a rendezvous on a lane that is connected")
         try:
             self._rendezvous.put_nowait(message)
         except asyncio.QueueFull as error:
-            raise LaneProtocolError("a second rendezvous") from error
+            raise LaneProtocolError("too many rendezvous messages") from error
 
     def handle(self, message: SenderMessage) -> None:
         """Takes in one message of the sender. Raises LaneProtocolError."""
@@ -170,14 +174,11 @@ class IncomingLane:
         if seq in self._posted:
             self._start(self._check(seq, self._posted.pop(seq)))
 
-    async def _check(self, seq: int, slot: memoryview) -> None:
+    async def _check(self, seq: int, slot: Any) -> None:
         if self._is_closed:
             return
-        loop = asyncio.get_running_loop()
         try:
-            checksum = await loop.run_in_executor(
-                self._plane_thread, self._wait_and_digest, seq, slot
-            )
+            checksum = await self.plane.wait(seq, slot)
         except PlaneError as error:
             self.fail(str(error))
             return
@@ -207,18 +208,16 @@ class IncomingLane:
             )
             self._act(self._receiver.copied(action.seq, now=_now()))
 
-    def _wait_and_digest(self, seq: int, slot: memoryview) -> int:
-        self.plane.wait(seq)
-        return digest([slot])
-
     def _copy_blocks(self, action: Copy) -> None:
-        lease, chunk = action.transfer.lease, action
+        transfer, chunk = action.transfer, action
+        lease = transfer.lease
         touched = touched_blocks(
             self._memory.layout,
             theirs=self._theirs,
             first_block=chunk.first_block,
             num_blocks=chunk.num_blocks,
-            num_tokens=action.transfer.num_tokens,
+            num_tokens=transfer.num_tokens,
+            num_cached_tokens=transfer.num_cached_tokens,
         )
         block_ids = [lease.block_ids[index] for index in touched]
         writer = f"lane {self.sender} epoch {self.epoch}"
@@ -235,7 +234,8 @@ class IncomingLane:
                 theirs=self._theirs,
                 first_block=chunk.first_block,
                 num_blocks=chunk.num_blocks,
-                num_tokens=action.transfer.num_tokens,
+                num_tokens=transfer.num_tokens,
+                num_cached_tokens=transfer.num_cached_tokens,
             )
         finally:
             self._pool.end_write(block_ids, writer=writer)

@@ -8,7 +8,7 @@ Nodes may cut and order their blocks differently: kvtransfer/chunk_bytes.py tran
 
 import hashlib
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
@@ -71,6 +71,12 @@ class KvLayout:
         """Equal exactly for equal layouts."""
         text = repr(sorted(asdict(self).items()))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """Equal exactly for layouts that a lane can translate into each other."""
+        names = (field.name for field in fields(self) if field.name not in _TRANSLATED)
+        return tuple(getattr(self, name) for name in names)
 
 
 def first_difference(ours: KvLayout, theirs: KvLayout) -> str | None:

@@ -15,16 +15,16 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, ExitStack
+from typing import Any
 
 import grpc.aio
 
 from kvtransfer.blocks import BlockPool, Lease, LeaseReleased
-from kvtransfer.chunk_bytes import digest, zero_tail
 from kvtransfer.lane_metrics import LaneMetrics
 from kvtransfer.memory import KvMemory
 from kvtransfer.messages import Ack, Commit, FirstToken, Nack, NodeKey, Ready
 from kvtransfer.plane import PlaneError, PlaneLink, SendingPlane
-from kvtransfer.planes import planes_for, sending_plane
+from kvtransfer.planes import planes_for, read_chunk, sending_plane
 from kvtransfer.receiver import LaneProtocolError
 from kvtransfer.sender import Action, Chunk, Done, LaneSender, OutgoingTransfer, Say, Ship
 from kvtransfer.wire import (
@@ -184,15 +184,17 @@ class OutgoingLane:
                 await self._plane.send(ship.seq, blocks)
             self._act(self._sender.shipped(ship.seq, digest=checksum))
 
-    def _read(self, chunk: Chunk, reading: ExitStack) -> tuple[list[memoryview], int]:
+    def _read(self, chunk: Chunk, reading: ExitStack) -> tuple[Any, int | None]:
         """The chunk's bytes while reading is open, without what is behind the last token."""
-        layout = self._memory.layout
-        blocks = reading.enter_context(self._memory.reading(chunk.block_ids))
+        size = self._memory.layout.block_size
         last = chunk.first_block + chunk.num_blocks - 1
-        num_tokens = chunk.transfer.num_tokens - last * layout.block_size
-        if num_tokens < layout.block_size:
-            blocks[-1] = zero_tail(blocks[-1], layout, num_tokens_in_block=num_tokens)
-        return blocks, digest(blocks)
+        return read_chunk(
+            self._plane_name,
+            self._memory,
+            chunk.block_ids,
+            num_tokens_in_last=min(chunk.transfer.num_tokens - last * size, size),
+            reading=reading,
+        )
 
     async def _watch(self) -> None:
         loop = asyncio.get_running_loop()
@@ -224,11 +226,12 @@ async def open_lane(
     memory: KvMemory,
     planes: Sequence[str],
     metrics: LaneMetrics,
+    not_connected: Callable[[str], None] = lambda plane: None,
 ) -> OutgoingLane:
     """Dials a registered decode node, shakes hands and connects the best of planes that both have.
 
     Raises ServingError (LAYOUT_MISMATCH, UNKNOWN_NODE, ...) with the receiver's reason. The caller
-    sets the deadline.
+    sets the deadline, and is told by not_connected which plane did not come up.
     """
     hello = lane_pb2.Hello(
         protocol_version=PROTOCOL_VERSION,
@@ -256,12 +259,17 @@ async def open_lane(
                 address=address,
                 lane_id=welcome.lane_id,
                 thread=thread,
+                memory=memory,
                 say=lambda message: outbox.put_nowait(lane_pb2.LaneRequest(rendezvous=message)),
                 hear=lambda: _rendezvous(responses),
             )
             plane = sending_plane(welcome.plane, link)
             opened.push_async_callback(plane.close)
-            await plane.connect()
+            try:
+                await plane.connect()
+            except BaseException:  # also the caller's deadline
+                not_connected(welcome.plane)
+                raise
             state = LaneSender(
                 num_slots=welcome.num_slots,
                 slot_bytes=welcome.slot_bytes,

@@ -6,7 +6,7 @@ A chunk lands in a slot of a bounded staging ring; only after its transfer, rang
 checked is it copied into blocks, under a write of the transfer's lease. Every event has an outcome:
 
     READY   transfer unknown, over or another's   ABORT "unknown transfer"; no slot
-            past the end, or blocks twice         ABORT
+            cached blocks, past the end, or twice ABORT
             wrong seq or size                     LaneProtocolError
     SENT    never granted, or twice               LaneProtocolError
     chunk   its transfer is over                  ACK, dropped: no block is touched
@@ -194,7 +194,10 @@ class LaneReceiver:
         if transfer is None:
             return [Say(message=Abort(transfer_id=ready.transfer_id, reason="unknown transfer"))]
         blocks = _blocks(ready)
-        if max(blocks) >= self._num_blocks(transfer):
+        due = self._due(transfer)
+        if ready.first_block < due.start:
+            return self.abort(transfer, "chunk of a prefix that is here")
+        if max(blocks) >= due.stop:
             return self.abort(transfer, "chunk past the transfer's end")
         if blocks & (transfer.received | transfer.in_flight):
             return self.abort(transfer, "chunk sent twice")
@@ -259,14 +262,14 @@ class LaneReceiver:
         if commit.transfer_id in self._commits:
             return self.abort(transfer, "committed twice")
         announced = len(transfer.received | transfer.in_flight | transfer.damaged)
-        if not commit.num_blocks == announced == self._num_blocks(transfer):
+        if not commit.num_blocks == announced == len(self._due(transfer)):
             return self.abort(transfer, "commit with missing chunks")
         self._commits[commit.transfer_id] = commit
         return self._try_seal(transfer)
 
     def _try_seal(self, transfer: IncomingTransfer) -> list[Action]:
         commit = self._commits.get(transfer.transfer_id)
-        is_complete = len(transfer.received) == self._num_blocks(transfer)
+        is_complete = len(transfer.received) == len(self._due(transfer))
         if transfer.ended or commit is None or not is_complete:
             return []
         del self._commits[transfer.transfer_id]
@@ -274,9 +277,10 @@ class LaneReceiver:
         self._inbox.end(transfer, None)
         return [Say(message=Committed(transfer_id=transfer.transfer_id))]
 
-    def _num_blocks(self, transfer: IncomingTransfer) -> int:
-        """In the sender's size."""
-        return self._layout.blocks_for(transfer.num_tokens)
+    def _due(self, transfer: IncomingTransfer) -> range:
+        """The sender's blocks that hold tokens which are not here yet. At least one."""
+        first = transfer.num_cached_tokens // self._layout.block_size
+        return range(first, self._layout.blocks_for(transfer.num_tokens))
 
 
 def _blocks(ready: Ready) -> set[int]:

@@ -1,6 +1,7 @@
 """PrefillService: compute a prompt chunk by chunk, ship each finished chunk, hand over.
 
-    Prefill(sequence, target) -> blocks, in turn -> engine -> full blocks: shipment
+    Prefill(sequence, target) -> blocks, in turn; cached ones: shipment
+                              -> engine, behind them -> full blocks: shipment
                               -> first token to the coordinator -> commit -> Shipped
 
 The call owns everything that it takes: whatever ends it takes the sequence out of the engine,
@@ -20,10 +21,11 @@ from kvtransfer.blocks import Lease
 from kvtransfer.dialer import LaneDialer
 from kvtransfer.messages import NodeKey
 from kvtransfer.outgoing_lane import OutgoingLane
+from kvtransfer.prefix import PrefixChain
 from kvtransfer.wire import first_token_to_pb, node_from_pb
 from prefill_server.shipment import Shipment
 from protos.errors import invalid
-from protos.pd.v1 import cluster_pb2, prefill_pb2, prefill_pb2_grpc
+from protos.pd.v1 import cluster_pb2, prefill_pb2, prefill_pb2_grpc, types_pb2
 from protos.serving import Context, GrpcServer
 
 
@@ -70,33 +72,40 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
         lane = await self._lane(request)
         arrived = _now()
         num_blocks = node.model.layout.blocks_for(len(spec.token_ids) + 1)
+        reuse = node.reuse(spec)
+        turn = node.admission.reserve_in_turn(num_blocks, prefix=reuse.prefix)
         with node.backlog.computing(len(spec.token_ids)) as computed:
-            async with request_log(spec), node.admission.reserve_in_turn(num_blocks) as lease:
+            async with request_log(spec), turn as lease:
                 queued_s = _now() - arrived
+                num_cached = lease.num_cached * node.model.layout.block_size
+                computed(num_cached)
                 with ExitStack() as cleanup:
                     shipment = None
                     if lane is not None:
-                        shipment = self._shipment(lane, request.target.transfer_id, spec, lease)
+                        shipment = self._shipment(lane, request.target, spec, lease)
                         cleanup.callback(shipment.close, "prefill call ended")
-                    async with aclosing(_compute(spec, lease, engine)) as steps:
+                        shipment.computed(num_cached)
+                    computing = _compute(spec, lease, engine, num_cached, reuse.chain)
+                    async with aclosing(computing) as steps:
                         async for progress in steps:
                             computed(progress.num_computed)
                             if shipment is not None:
                                 shipment.computed(progress.num_computed)
-                            for response in _responses(progress, spec, queued_s):
+                            for response in _responses(progress, spec, queued_s, num_cached):
                                 yield response
                     if shipment is not None:
                         await shipment.hand_over(first_token(progress, choice=spec.choice))
                         yield _shipped(shipment.num_blocks, node.model.layout.block_bytes)
 
     def _shipment(
-        self, lane: OutgoingLane, transfer_id: bytes, spec: GenerationSpec, lease: Lease
+        self, lane: OutgoingLane, target: types_pb2.Target, spec: GenerationSpec, lease: Lease
     ) -> Shipment:
         return Shipment(
             lane,
-            transfer_id=transfer_id,
+            transfer_id=target.transfer_id,
             lease=lease,
             num_tokens=len(spec.token_ids),
+            num_cached_tokens=target.num_cached_tokens,
             block_size=self._node.model.layout.block_size,
             metrics=self._node.lane_metrics,
         )
@@ -106,15 +115,22 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
             return None
         if len(request.target.transfer_id) != 16:
             raise invalid("target.transfer_id", "is not 16 bytes")
+        num_tokens = len(request.sequence.token_ids) // 4
+        if request.target.num_cached_tokens >= num_tokens:
+            raise invalid("target.num_cached_tokens", f"is not below {num_tokens} tokens")
         return await self._dialer.lane_to(node_from_pb(request.target.decode))
 
 
 async def _compute(
-    spec: GenerationSpec, lease: Lease, engine: Engine
+    spec: GenerationSpec,
+    lease: Lease,
+    engine: Engine,
+    num_cached_tokens: int,
+    chain: PrefixChain | None,
 ) -> AsyncGenerator[Progress, None]:
     """Step by step until the first token is drawn, which comes last."""
     async with engine.run() as run:
-        run.start(spec, lease, max_new_tokens=1)
+        run.start(spec, lease, num_computed=num_cached_tokens, max_new_tokens=1, chain=chain)
         with run_errors():
             while True:
                 for progress in await run.next():
@@ -124,7 +140,7 @@ async def _compute(
 
 
 def _responses(
-    progress: Progress, spec: GenerationSpec, queued_s: float
+    progress: Progress, spec: GenerationSpec, queued_s: float, num_cached_tokens: int
 ) -> Iterator[prefill_pb2.PrefillResponse]:
     """What a step has brought that the coordinator wants to know."""
     if progress.prompt_logprobs is not None:
@@ -133,7 +149,7 @@ def _responses(
         )
     if progress.token_id is not None:
         first = first_token_to_pb(first_token(progress, choice=spec.choice))
-        message = prefill_pb2.FirstToken(runs=[first])
+        message = prefill_pb2.FirstToken(runs=[first], num_cached_tokens=num_cached_tokens)
         message.queue.FromNanoseconds(int(queued_s * 1e9))
         yield prefill_pb2.PrefillResponse(first_token=message)
 

@@ -1,4 +1,5 @@
-"""One prompt's KV on its way to a decode node: blocks are offered as soon as they are full."""
+"""One prompt's KV on its way to a decode node: blocks are offered as soon as they are full, those
+that this node had cached at once, those that the decode node has cached not at all."""
 
 import time
 
@@ -11,7 +12,8 @@ from protos.errors import Reason, ServingError
 
 
 class Shipment:
-    """Ships the blocks of num_tokens tokens of lease. close() ends what is not handed over."""
+    """Ships the blocks of num_tokens tokens of lease, but for the first ones, whose tokens the
+    receiver has cached. close() ends what is not handed over."""
 
     def __init__(
         self,
@@ -20,6 +22,7 @@ class Shipment:
         transfer_id: bytes,
         lease: Lease,
         num_tokens: int,
+        num_cached_tokens: int,
         block_size: int,
         metrics: LaneMetrics,
     ) -> None:
@@ -27,7 +30,10 @@ class Shipment:
         self._metrics = metrics
         self._num_tokens = num_tokens
         self._block_size = block_size
-        self._num_offered = 0
+        self._end = -(-num_tokens // block_size)
+        # Of differently cut blocks the first one may hold some tokens that are there already.
+        self._first_block = num_cached_tokens // block_size
+        self._num_offered = self._first_block
         self._offered_at = 0.0
         self._ending = Ending()
         self._transfer = lane.begin(
@@ -36,14 +42,15 @@ class Shipment:
 
     @property
     def num_blocks(self) -> int:
-        return -(-self._num_tokens // self._block_size)
+        """That are shipped in all."""
+        return self._end - self._first_block
 
     def computed(self, num_tokens: int) -> None:
         """KV of the first num_tokens is in the blocks. Raises ServingError if nobody wants it."""
         if self._ending.is_set:
             raise self._aborted(self._ending.reason)
         is_all = num_tokens >= self._num_tokens
-        num_full = self.num_blocks if is_all else num_tokens // self._block_size
+        num_full = self._end if is_all else num_tokens // self._block_size
         if num_full > self._num_offered:
             self._lane.offer(
                 self._transfer,

@@ -59,6 +59,7 @@ class FakeCoordinator(
         self.deadlines_s: list[float | None] = []
         self.cancelled = asyncio.Event()
         self.drained: list[str] = []
+        self.cleared: list[str] = []
         self.may_leave: asyncio.Event | None = None
 
     async def Generate(self, request: Any, context: Any) -> AsyncIterator[Any]:
@@ -96,6 +97,10 @@ class FakeCoordinator(
     async def DrainNode(self, request: Any, context: Any) -> Any:
         self.drained.append(request.node_id)
         return cluster_pb2.DrainNodeResponse()
+
+    async def ClearCache(self, request: Any, context: Any) -> Any:
+        self.cleared.append(request.node_id)
+        return cluster_pb2.ClearCacheResponse()
 
     async def Tokenize(self, request: Any, context: Any) -> Any:
         """A token per character; a chat has the characters of all of its messages."""

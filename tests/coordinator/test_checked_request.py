@@ -12,11 +12,14 @@ from coordinator.checked_request import (
     check_request,
     request_limits,
 )
-from coordinator.pairing import Need
+from coordinator.need import Need
+from coordinator.prompt_prefix import tenant_salt
 from coordinator.tokenizer import ModelTokenizer
 from engine.catalog import resolve_model
 from engine.incoming import read_choices, read_sequence
 from engine.sequence import GenerationSpec, SamplingParams, StopConditions
+from kvtransfer.layout import KvLayout
+from kvtransfer.prefix import prompt_chain, short_hash
 from protos.errors import Reason, ServingError
 from protos.pd.v1 import generation_pb2, types_pb2
 
@@ -217,6 +220,48 @@ async def test_what_is_needed_is_what_is_left():
     assert request.need(answers(b"ab")) == Need(num_prompt_tokens=7, max_num_tokens=25)
 
 
+LAYOUT = KvLayout(
+    model="m",
+    model_digest="00",
+    dtype="float32",
+    block_size=2,
+    num_layers=1,
+    num_kv_heads=1,
+    head_dim=1,
+)
+
+
+async def test_what_may_be_cached_is_the_prompt_and_what_its_only_answer_has_generated():
+    request = await checked(stop=STOP(max_tokens=20))
+    salt = tenant_salt("", is_shared=False)
+
+    def hashes(*token_ids: int) -> list[int]:
+        return list(map(short_hash, prompt_chain(token_ids, LAYOUT, salt=salt).hashes))
+
+    assert list(request.need(answers(b"")).block_hashes(LAYOUT)) == hashes(*PROMPT)
+    assert list(request.need(answers(b"", b"")).block_hashes(LAYOUT)) == hashes(*PROMPT)
+    longer = request.need(answers(b"ab")).block_hashes(LAYOUT)
+    assert list(longer) == hashes(*PROMPT, *b"ab")
+    assert len(longer) == 3
+
+
+async def test_prompt_logprobs_are_computed_whatever_is_cached():
+    request = await checked(stop=STOP(max_tokens=20), prompt_logprobs=0)
+    assert list(request.need(answers(b"")).block_hashes(LAYOUT)) == []
+
+
+async def test_a_shared_cache_has_no_salt():
+    request = await check_request(
+        client_request(tenant="t"),
+        request_id="r",
+        tokenizer=TOKENIZER,
+        limits=LIMITS,
+        shares_cache=True,
+    )
+    (spec,) = read_back(request, answers(b""))
+    assert (spec.tenant, spec.cache_salt) == ("t", b"")
+
+
 def read_back(request: CheckedRequest, left: list[Answer]) -> list[GenerationSpec]:
     """What a node makes of the request, going on from the answers that are left."""
     sent = request.to_sequence(left, model="m", age_s=1.5, attempt=2, scores_prompt=True)
@@ -255,6 +300,7 @@ async def test_nodes_read_the_request_as_it_was_checked():
             num_prompt_logprobs=4,
             priority=-3,
             tenant="t",
+            cache_salt=tenant_salt("t", is_shared=False),
             age_s=1.5,
         )
     ]

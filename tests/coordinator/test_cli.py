@@ -1,6 +1,7 @@
 """The disagg command as a process: output, exit codes, signals, and nothing left running."""
 
 import asyncio
+import dataclasses
 import io
 import json
 import os
@@ -190,6 +191,8 @@ async def test_no_coordinator_is_one_line_and_exit_code_3(command: list[str]) ->
         ["generate", "x", "--logprobs", "1"],
         ["generate", "x", "--priority", str(2**31)],
         ["drain"],
+        ["cache", "clear"],
+        ["cache", "clear", "decode-0", "--all"],
         ["generate", b"\xff"],
         ["up", "--decode", "0"],
         ["up", "--model", "no-such-model"],
@@ -298,6 +301,14 @@ async def test_drain_names_a_node(fake: FakeCoordinator) -> None:
     assert fake.drained == ["decode-0"]
 
 
+async def test_cache_clear_names_a_node_or_all_of_them(fake: FakeCoordinator) -> None:
+    clear = ["cache", "clear", "--coordinator", fake.address]
+    assert await disagg(*clear, "decode-0") == (0, "", "")
+    assert fake.cleared == ["decode-0"]
+    assert await disagg(*clear, "--all") == (0, "", "")
+    assert fake.cleared == ["decode-0", "prefill-0", "decode-0"]
+
+
 async def test_explain_is_a_table_or_json(fake: FakeCoordinator) -> None:
     code, out, _ = await disagg("explain", "r1", "--coordinator", fake.address)
     assert code == 0
@@ -385,6 +396,13 @@ def test_escape_sequences_of_a_model_do_not_reach_a_terminal(
         monkeypatch.setattr(sys, "stdout", stream)
         render.write_text(text)
         assert stream.getvalue() == want
+
+
+def test_a_summary_tells_of_prompt_tokens_that_were_cached() -> None:
+    event = read_event(finished(num_tokens=1))
+    assert "cached" not in render.summary(event)
+    text = render.summary(dataclasses.replace(event, cached_tokens=8))
+    assert " | 1 tokens | 8 of 9 prompt tokens cached | " in text
 
 
 def test_a_summary_of_one_token_has_no_time_per_token() -> None:

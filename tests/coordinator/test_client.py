@@ -386,6 +386,7 @@ async def test_the_sync_client_gives_the_same_events(fake: FakeCoordinator) -> N
             assert client.get_model().model == "toy"
             assert [event.what for event in client.explain("r1")] == ["queued", "ended"]
             client.drain_node("decode-0")
+            client.clear_cache("decode-0")
             with pytest.raises(GenerationError, match="NO_NODES"):
                 list(client.generate("refuse"))
 

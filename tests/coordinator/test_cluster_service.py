@@ -9,7 +9,8 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 
 from coordinator.cluster_service import ClusterServicer
-from coordinator.pairing import Need, choose_pair
+from coordinator.need import Need
+from coordinator.pairing import choose_pair
 from coordinator.registry import Registry
 from kvtransfer.layout import KvLayout
 from kvtransfer.wire import layout_to_pb
@@ -70,6 +71,13 @@ class NodeStream:
     async def tell(self, state: int = SERVING, **status: object) -> None:
         """A later status, which has been taken in when this returns."""
         self.send(state, **status)
+        async with asyncio.timeout(1):
+            await self.requests.join()
+
+    async def tell_cache(self, **events: object) -> None:
+        """Cache events, which have been taken in when this returns."""
+        sent = cluster_pb2.CacheEvents(**events)
+        self.requests.put_nowait(cluster_pb2.RegisterRequest(cache=sent))
         async with asyncio.timeout(1):
             await self.requests.join()
 
@@ -280,3 +288,75 @@ async def test_a_node_that_is_stuck_in_a_step_is_taken_out(
             assert (lost, chosen(registry)) == ([], ("p0", "d0"))
             ending.cancel()
             await asyncio.gather(ending, return_exceptions=True)
+
+
+# Hashes use all 64 bits.
+CHAIN = (2**64 - 1, 2**63, 3)
+
+
+async def test_cache_events_make_the_index_of_their_node(servicer, registry):
+    async with cluster(servicer) as streams:
+        await streams["d0"].tell_cache(seq=0, is_snapshot=True, added=CHAIN[:1])
+        await streams["d0"].tell_cache(seq=1, added=CHAIN[1:])
+        assert registry.nodes["d0"].index.longest(CHAIN) == 3
+        assert registry.nodes["d1"].index.longest(CHAIN) == 0
+        await streams["d0"].tell_cache(seq=3, evicted=CHAIN[2:])
+        assert registry.nodes["d0"].index.longest(CHAIN) == 2
+
+
+async def test_a_gap_in_cache_events_asks_for_all_of_them_once(servicer, registry):
+    async with cluster(servicer) as streams:
+        await streams["d0"].tell_cache(seq=0, is_snapshot=True, added=CHAIN)
+        hearing = asyncio.create_task(streams["d0"].next())
+        await asyncio.sleep(0)
+        await streams["d0"].tell_cache(seq=4, evicted=CHAIN[2:])
+        assert (await hearing).WhichOneof("event") == "resync_cache"
+        assert registry.nodes["d0"].index.longest(CHAIN) == 0
+        # What was on its way asks for nothing more: the next message is of who is there.
+        following = asyncio.create_task(streams["d0"].members())
+        await streams["d0"].tell_cache(seq=5, added=CHAIN[2:])
+        await streams["d0"].tell_cache(seq=6, is_snapshot=True, added=CHAIN[:2])
+        assert registry.nodes["d0"].index.longest(CHAIN) == 2
+        await streams.pop("d1").close()
+        assert await following == ["d0", "p0"]
+
+
+async def test_a_node_that_tells_of_more_than_its_blocks_must_begin_again(servicer, registry):
+    async with cluster(servicer) as streams:
+        hearing = asyncio.create_task(streams["d0"].next())
+        await asyncio.sleep(0)
+        await streams["d0"].tell_cache(seq=0, is_snapshot=True, added=range(10))
+        assert (await hearing).WhichOneof("event") == "resync_cache"
+        assert len(registry.nodes["d0"].index) == 0
+
+
+async def test_a_node_that_registers_again_has_nothing_cached(servicer, registry):
+    async with cluster(servicer) as streams:
+        await streams["d0"].tell_cache(seq=0, is_snapshot=True, added=CHAIN)
+        await streams.pop("d0").close()
+        streams["d0"] = NodeStream(servicer, registration("d0", DECODE))
+        await streams["d0"].members()
+        assert registry.nodes["d0"].index.longest(CHAIN) == 0
+
+
+async def test_a_clear_that_a_node_does_not_answer_is_an_error(servicer, monkeypatch):
+    monkeypatch.setattr("coordinator.cluster_service.SILENCE_S", 0.01)
+    async with cluster(servicer):
+        with pytest.raises(ServingError, match="d0#1 did not answer") as error:
+            await servicer.ClearCache(cluster_pb2.ClearCacheRequest(node_id="d0"), None)
+        assert error.value.reason is Reason.NODE_LOST
+
+
+async def test_a_node_is_told_to_clear_its_cache_and_waited_for(servicer):
+    async with cluster(servicer) as streams:
+        hearing = asyncio.create_task(streams["d0"].next())
+        await asyncio.sleep(0)
+        request = cluster_pb2.ClearCacheRequest(node_id="d0")
+        clearing = asyncio.create_task(servicer.ClearCache(request, None))
+        assert (await hearing).WhichOneof("event") == "clear_cache"
+        await streams["d0"].tell_cache(seq=0, is_snapshot=True)
+        async with asyncio.timeout(1):
+            await clearing
+        with pytest.raises(ServingError, match="no node 'x' is registered") as error:
+            await servicer.ClearCache(cluster_pb2.ClearCacheRequest(node_id="x"), None)
+        assert error.value.reason is Reason.UNKNOWN_NODE

@@ -69,6 +69,19 @@ def test_a_disaggregated_request_counts_its_tokens_and_its_times():
     assert got[("disagg_itl_seconds_sum",)] == 1.0
 
 
+def test_cache_hits_are_counted_by_side():
+    registry, _, metrics = world()
+    timeline = Timeline("r")
+    with metrics.request(Marks(arrived=0.0)) as meter:
+        meter.accepted(num_prompt_tokens=90, timeline=timeline)
+        timeline.add("cached", side="decode", tokens=16, predicted=0)
+        timeline.add("cached", side="prefill", tokens=64, predicted=80)
+        timeline.add("cached", side="prefill", tokens=16, predicted=16)
+    got = samples(registry)
+    assert got[("disagg_cached_tokens_total", "prefill")] == 80
+    assert got[("disagg_cached_tokens_total", "decode")] == 16
+
+
 def test_gaps_are_those_of_one_choice():
     registry, _, metrics = world()
     marks = Marks(arrived=0.0)

@@ -4,14 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.pairing import (
-    Need,
-    choose_pair,
-    local_first_token_ms,
-    predicted_itl_ms,
-    remote_first_token_ms,
-)
-from coordinator.registry import NodeEntry
+from coordinator.need import Need
+from coordinator.offers import decode_offer, prefill_offer
+from coordinator.pairing import choose_pair
+from coordinator.registry import NodeEntry, Registry
 from engine.cost_model import CostProfile
 from kvtransfer.layout import KvLayout
 from kvtransfer.messages import NodeKey
@@ -157,13 +153,14 @@ def test_predictions_are_the_profile_over_what_is_ahead():
     need = Need(num_prompt_tokens=32, max_num_tokens=50, num_choices=3)
     decode = node("d0", profile=profile, num_decoding=2, num_held=1, decode_context=100)
     # 6 rows; 100 positions and 32 more for each of the three choices.
-    assert predicted_itl_ms(decode, need) == 10 + 6 * 2 + (100 + 3 * 32) * 0.125
+    assert decode_offer(decode, need).itl_ms == 10 + 6 * 2 + (100 + 3 * 32) * 0.125
     # 32 tokens attend 528 positions. Locally the two rows take 10 + 4 + 12.5 of each 50 ms.
     prompt_ms = 32 + 528 * 0.0625
-    assert local_first_token_ms(decode, need) == pytest.approx(prompt_ms / (1 - 26.5 / 50))
+    assert decode_offer(decode, need).local_ms == pytest.approx(prompt_ms / (1 - 26.5 / 50))
     # The last of four blocks of 80 bytes, at 1 MB per ms.
     prefill = node("p0", profile=profile, queued_tokens=20, unseen_tokens=5)
-    assert remote_first_token_ms(prefill, need) == pytest.approx(25 + prompt_ms + 4 * 80 / 1e6)
+    first_token_ms = prefill_offer(prefill, need).first_token_ms()
+    assert first_token_ms == pytest.approx(25 + prompt_ms + 4 * 80 / 1e6)
 
 
 @pytest.mark.parametrize(
@@ -360,3 +357,124 @@ def test_the_field_that_keeps_all_nodes_apart_is_named(field, value):
         choose_pair([node("p0", layout=other), node("d0")], NEED)
     assert error.value.reason is Reason.LAYOUT_MISMATCH
     assert error.value.metadata["field"] == field
+
+
+# A prompt of ten blocks of 10 tokens, and 5 tokens more.
+CHAIN = tuple(range(1000, 1010))
+LONG = Need(num_prompt_tokens=105, max_num_tokens=150, block_hashes=lambda _: CHAIN)
+
+
+def having(name: str, num_blocks: int, **state: object) -> NodeEntry:
+    """A node that has the first blocks of CHAIN."""
+    result = node(name, **state)
+    assert result.index.take_in(seq=0, added=CHAIN[:num_blocks], is_snapshot=True)
+    return result
+
+
+def test_offers_count_what_is_not_cached():
+    profile = replace(PROFILE, prefill_context_ms=0.0625)
+    prefill = prefill_offer(having("p0", 6, profile=profile, queued_tokens=20), LONG)
+    # 45 tokens from position 60 attend 45 * 60 + 45 * 46 / 2 = 3735 positions, all 105 5565.
+    assert prefill.num_cached == 60
+    assert prefill.compute_ms == pytest.approx(45 + 3735 * 0.0625)
+    assert prefill.saved_ms == pytest.approx(60 + (5565 - 3735) * 0.0625)
+    assert prefill.drawn_ms == pytest.approx(20 + prefill.compute_ms)
+    decode = decode_offer(having("d0", 9, num_decoding=5), LONG)
+    # Two rows of 10 + 2 * 5 ms in 50: 15 tokens get 0.6 of each step.
+    assert (decode.num_cached, decode.saved_ms) == (90, 90)
+    assert decode.local_ms == pytest.approx(15 / 0.6)
+    assert decode.is_short
+
+
+def test_transfer_shows_where_it_is_longer_than_the_compute():
+    # 11 blocks of 20 MB, 20 ms each; 260 tokens and more are the last chunk: all of them.
+    large = replace(LAYOUT, num_layers=250, num_kv_heads=10, head_dim=100)
+    offer = prefill_offer(having("p0", 10, layout=large), LONG)
+    assert offer.block_ms == 20.0
+    assert offer.first_token_ms() == pytest.approx(5 + 11 * 20)
+    assert offer.first_token_ms(num_cached_there=90) == pytest.approx(5 + 2 * 20)
+    # 40 blocks, of which the last 26 go after 400 ms of compute, which hides 14 blocks.
+    whole = replace(LONG, num_prompt_tokens=400, block_hashes=lambda _: ())
+    assert prefill_offer(node("p0", layout=large), whole).first_token_ms() == 400 + 26 * 20
+    fast = replace(PROFILE, prefill_token_ms=0.1)
+    offer = prefill_offer(node("p0", layout=large, profile=fast), whole)
+    # 40 ms of compute hide 2.
+    assert offer.first_token_ms() == pytest.approx(40 + 38 * 20)
+
+
+def test_an_exact_repeat_computes_its_last_token():
+    exact = replace(LONG, num_prompt_tokens=100)
+    assert prefill_offer(having("p0", 10), exact).num_cached == 99
+
+
+@pytest.mark.parametrize(
+    ("ahead", "expected"),
+    [
+        # 60 ms saved: worth 60 ms of waiting, and as much again for those who wait behind it.
+        (0, "p1"),
+        (119, "p1"),
+        (121, "p0"),
+    ],
+)
+def test_a_prefill_node_with_the_prefix_is_waited_for_as_long_as_that_is_worth_it(ahead, expected):
+    busy = having("p1", 6, queued_tokens=ahead, num_outstanding=1)
+    pair = choose_pair([node("p0"), busy, node("d0", num_decoding=20)], LONG)
+    assert pair.prefill.key.node_id == expected
+    assert pair.prefill_cached_tokens == pair.cached_tokens == (60 if expected == "p1" else 0)
+
+
+@pytest.mark.parametrize(("ahead", "is_sent"), [(100, True), (101, False)])
+def test_nobody_is_sent_to_a_busy_node_with_the_prefix_while_no_node_is_free_soon(ahead, is_sent):
+    full = node("p0", queued_tokens=500, num_outstanding=16)
+    there = having("p1", 6, queued_tokens=ahead, num_outstanding=1)
+    # 340 of 400 tokens are left: no short prompt.
+    need = replace(LONG, num_prompt_tokens=400, max_num_tokens=450)
+    nodes = [full, there, node("d0", num_decoding=20)]
+    assert (choose_pair(nodes, need, may_be_local=False) is not None) == is_sent
+
+
+@pytest.mark.parametrize(
+    ("decode", "is_local"),
+    [
+        # 15 of 105 tokens are left: 15 ms beside a step of 10 + 2 * 2 ms.
+        ({"num_blocks": 9, "num_decoding": 2}, True),
+        # 35 and 10 + 2 * 3 ms are over the budget of 50 ms; 80 of 105 tokens are nearly all.
+        ({"num_blocks": 8, "num_decoding": 7}, True),
+        ({"num_blocks": 8, "num_decoding": 8}, False),
+        # 70 are not.
+        ({"num_blocks": 7, "num_decoding": 2}, False),
+    ],
+)
+def test_a_decode_node_that_has_nearly_all_of_the_prompt_computes_the_rest(decode, is_local):
+    there = having("d0", decode["num_blocks"], num_decoding=decode["num_decoding"], max_running=99)
+    nodes = [node("p0"), there]
+    num_cached = 10 * decode["num_blocks"]
+    pair = choose_pair(nodes, LONG)
+    assert (pair.prefill is None) == is_local
+    assert pair.reason == ("prefix cached" if is_local else "paired")
+    assert pair.decode_cached_tokens == num_cached
+    assert pair.cached_tokens == (num_cached if is_local else 0)
+    assert choose_pair(nodes, LONG, may_be_local=False).reason == "paired"
+
+
+def test_a_hot_prefix_does_not_pile_everything_on_one_decode_node():
+    # A stream more costs 2 ms between tokens, 64 times: 128 ms. 9 blocks there are worth the 90 ms
+    # that they save, the 90 ms by which the first token is sooner, and a step of 50 ms.
+    def decode_node(num_decoding: int) -> str:
+        hot = having("d0", 9, num_decoding=num_decoding)
+        return choose_pair([node("p0"), hot, node("d1")], LONG).decode.key.node_id
+
+    assert decode_node(1) == "d0"
+    assert decode_node(2) == "d1"
+
+
+def test_nodes_that_are_alike_take_turns():
+    known = Registry()
+    for name in ("p0", "p1", "p2", "d0", "d1"):
+        known.register(node(name))
+    pairs = []
+    for _ in range(4):
+        pair = choose_pair(known.nodes.values(), NEED)
+        known.given(pair.prefill, pair.decode)
+        pairs.append(f"{pair.prefill.key.node_id} {pair.decode.key.node_id}")
+    assert pairs == ["p0 d0", "p1 d1", "p2 d0", "p0 d1"]

@@ -8,7 +8,7 @@ import pytest
 from test_pairing import NEED, node
 
 from coordinator.fair_line import QUANTUM_TOKENS, Place
-from coordinator.pairing import Need
+from coordinator.need import Need
 from coordinator.queue import Claim, PairingQueue
 from coordinator.registry import Registry
 from protos.errors import Reason, ServingError

@@ -11,6 +11,7 @@ from engine.cost_model import CostProfile
 from engine.emulated_executor import EmulatedExecutor, emulated_layout, next_token, pack_tokens
 from engine.executor import Draw, StepPlan, StepResult
 from engine.loop import Engine
+from engine.reuse import reuse_of
 from engine.run import Preempted, StepFailed
 from engine.scheduler import Scheduler
 from engine.sequence import GenerationSpec, SamplingParams, StopConditions
@@ -24,6 +25,7 @@ FREE = CostProfile(
     decode_context_ms=0,
     prefill_context_ms=0,
 )
+LAYOUT = emulated_layout(model="emulated", block_size=4)
 
 
 class Failing(EmulatedExecutor):
@@ -37,7 +39,7 @@ class Failing(EmulatedExecutor):
 
 @asynccontextmanager
 async def engine(num_blocks: int = 32):
-    memory = HostMemory(emulated_layout(model="emulated", block_size=4), num_blocks)
+    memory = HostMemory(LAYOUT, num_blocks)
     folder = resolve_model("emulated", allow_download=False).folder
     executor = Failing(folder=folder, memory=memory)
     freed = []
@@ -206,7 +208,7 @@ async def test_a_second_choice_shares_full_blocks_and_has_a_copy_of_the_last(num
         lease = pool.reserve(10)
         async with loop.run() as run:
             one = run.start(spec(prompt), lease, block_ids=lease.block_ids[:5])
-            (progress,) = await run.next()
+            first = await run.next()
             copied = lease.block_ids[num_shared] if (num_prompt - 1) % 4 else None
             two = run.start(
                 spec(prompt),
@@ -215,7 +217,7 @@ async def test_a_second_choice_shares_full_blocks_and_has_a_copy_of_the_last(num
                 num_computed=num_prompt - 1,
                 copy_from=copied,
             )
-            drawn = {one: [progress.token_id], two: []}
+            drawn = {one: [progress.token_id for progress in first], two: []}
             while any(len(tokens) < 5 for tokens in drawn.values()):
                 for progress in await run.next():
                     drawn[progress.key].append(progress.token_id)
@@ -223,3 +225,70 @@ async def test_a_second_choice_shares_full_blocks_and_has_a_copy_of_the_last(num
         pool.release(lease)
         while pool.counts().available != 32:
             await asyncio.sleep(0)
+
+
+async def compute_with_cache(loop, pool, prompt: list[int], *, max_tokens: int = 9):
+    """A request as a node serves it; how many tokens of its prompt were there, and what it drew."""
+    reuse = reuse_of(spec(prompt), LAYOUT, is_on=True)
+    lease = pool.reserve((len(prompt) + max_tokens) // 4 + 1, prefix=reuse.prefix)
+    num_cached = lease.num_cached * 4
+    async with loop.run() as run:
+        run.start(
+            spec(prompt, max_tokens=max_tokens), lease, num_computed=num_cached, chain=reuse.chain
+        )
+        tokens = await drain(run)
+    pool.release(lease)
+    return num_cached, tokens
+
+
+# The last token of a prompt is always computed, and of an answer never: blocks of 4.
+@pytest.mark.parametrize(
+    ("num_prompt", "num_again", "num_next"),
+    [(1, 0, 8), (4, 0, 12), (5, 4, 12), (8, 4, 16), (9, 8, 16), (50, 48, 56)],
+)
+async def test_the_next_turn_finds_prompt_and_answer(num_prompt, num_again, num_next):
+    prompt = list(range(20, 20 + num_prompt))
+    async with engine() as (loop, pool):
+        num_cached, answer = await compute_with_cache(loop, pool, prompt)
+        assert (num_cached, answer) == (0, predicted(prompt, 9))
+        assert await compute_with_cache(loop, pool, prompt) == (num_again, answer)
+        turn = [*prompt, *answer, 77]
+        assert await compute_with_cache(loop, pool, turn) == (num_next, predicted(turn, 9))
+        while pool.counts().available != 32:
+            await asyncio.sleep(0)
+
+
+async def test_a_sequence_that_grows_publishes_what_it_fills_and_takes_cached_blocks():
+    async with engine(num_blocks=10) as (loop, pool):
+        # 6 blocks of another prompt stay behind, and must make place.
+        await compute_with_cache(loop, pool, list(range(24)), max_tokens=1)
+        assert pool.counts().cached == 6
+        reuse = reuse_of(spec([7, 8]), LAYOUT, is_on=True)
+        lease = pool.reserve(1)
+        async with loop.run() as run:
+            run.start(spec([7, 8], max_tokens=36), lease, chain=reuse.chain)
+            answer = await drain(run)
+        pool.release(lease)
+        assert answer == predicted([7, 8], 36)
+        while pool.counts().available != 10:
+            await asyncio.sleep(0)
+        assert await compute_with_cache(loop, pool, [7, 8, *answer[:30]], max_tokens=2) == (
+            28,
+            answer[30:32],
+        )
+
+
+async def test_two_that_begin_alike_at_once_draw_what_each_would_alone():
+    async with engine(num_blocks=64) as (loop, pool):
+        prompts = [[*range(30), last] for last in range(3)]
+        got = await asyncio.gather(*(compute_with_cache(loop, pool, each) for each in prompts))
+        assert [tokens for _, tokens in got] == [predicted(each, 9) for each in prompts]
+
+
+async def test_a_prompt_that_is_scored_looks_nothing_up_and_is_kept():
+    scored = replace(spec([1, 2, 3, 4, 5]), num_prompt_logprobs=0)
+    reuse = reuse_of(scored, LAYOUT, is_on=True)
+    assert reuse.prefix == ()
+    assert reuse.chain is not None
+    assert len(reuse.chain.hashes) == 1
+    assert reuse_of(scored, LAYOUT, is_on=False).chain is None

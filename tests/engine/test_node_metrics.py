@@ -81,6 +81,7 @@ def node_metrics(registry, *, pool=None, admission=None, engine=lambda: None) ->
         model="m",
         state=lambda: cluster_pb2.NODE_STATE_SERVING,
         pool=pool,
+        block_size=16,
         admission=admission or Admission(pool, max_running=1, on_change=lambda: None),
         engine=engine,
     )

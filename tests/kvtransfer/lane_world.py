@@ -96,10 +96,12 @@ class Request:
     incoming: IncomingTransfer
     sent: list[str | None]
     received: list[str | None]
+    # Of the receiver's: nothing may be written there.
+    num_cached_tokens: int
     num_computed: int = 0
     # Of blocks that the engine is writing now.
     num_writing: int = 0
-    num_offered: int = 0
+    num_offered: int
     is_committed: bool = False
     is_cancelled: bool = False
     is_send_released: bool = False
@@ -108,6 +110,11 @@ class Request:
     @property
     def num_blocks(self) -> int:
         return LAYOUT.blocks_for(self.num_tokens)
+
+    @property
+    def first_block(self) -> int:
+        """That is shipped."""
+        return self.num_cached_tokens // LAYOUT.block_size
 
     @property
     def writing(self) -> list[int]:
@@ -238,8 +245,9 @@ class LaneWorld:
 
     # Requests
 
-    def start(self, num_tokens: int) -> None:
-        """A request of num_tokens, if there are blocks for it."""
+    def start(self, num_tokens: int, *, num_cached_blocks: int = 0) -> None:
+        """A request of num_tokens, if there are blocks for it; the receiver has so many already,
+        but never the last token's."""
         if self.lane.is_sender_closed:
             return
         try:
@@ -257,7 +265,14 @@ class LaneWorld:
             self.receiving.memory.block(index)[:] = bytes(self.receiving.memory.layout.block_bytes)
         sent: list[str | None] = []
         received: list[str | None] = []
-        incoming = self.inbox.expect(receive_lease, num_tokens=num_tokens, on_end=received.append)
+        size = self.receiving.memory.layout.block_size
+        num_cached_tokens = size * min(num_cached_blocks, (num_tokens - 1) // size)
+        incoming = self.inbox.expect(
+            receive_lease,
+            num_tokens=num_tokens,
+            num_cached_tokens=num_cached_tokens,
+            on_end=received.append,
+        )
         outgoing = self.lane.sender.begin(
             incoming.transfer_id, lease=send_lease, num_tokens=num_tokens, on_end=sent.append
         )
@@ -271,6 +286,8 @@ class LaneWorld:
             incoming=incoming,
             sent=sent,
             received=received,
+            num_cached_tokens=num_cached_tokens,
+            num_offered=num_cached_tokens // LAYOUT.block_size,
         )
         self.requests.append(request)
 
@@ -326,7 +343,7 @@ class LaneWorld:
         request.is_committed = True
         commit = Commit(
             transfer_id=request.outgoing.transfer_id,
-            num_blocks=request.num_blocks,
+            num_blocks=request.num_blocks - request.first_block,
             first_tokens=(FIRST,),
         )
         self._run_sender(request.lane, request.lane.sender.commit(request.outgoing, commit))
@@ -417,6 +434,7 @@ class LaneWorld:
             first_block=copy.first_block,
             num_blocks=copy.num_blocks,
             num_tokens=copy.transfer.num_tokens,
+            num_cached_tokens=copy.transfer.num_cached_tokens,
         )
         lease = copy.transfer.lease
         block_ids = [lease.block_ids[index] for index in touched]
@@ -439,6 +457,7 @@ class LaneWorld:
                 first_block=copy.first_block,
                 num_blocks=copy.num_blocks,
                 num_tokens=copy.transfer.num_tokens,
+                num_cached_tokens=copy.transfer.num_cached_tokens,
             )
             self.receiving.end_write(block_ids, writer=f"lane {lane.epoch}")
         if not lane.is_receiver_closed:

@@ -117,7 +117,7 @@ def send(memory: KvMemory, theirs: KvLayout, *, num_tokens: int, blocks_per_chun
 @pytest.mark.parametrize("num_tokens", [1, "bs-1", "bs", "bs+1", 123])
 @pytest.mark.parametrize(("their_order", "our_order"), ORDERS)
 @pytest.mark.parametrize(("their_size", "our_size"), SIZES)
-def test_every_element_lands_in_its_place_and_nothing_else_is_written(
+def test_every_element_lands_in_its_place_and_nothing_of_another_request_stays_behind_them(
     their_size, our_size, their_order, our_order, num_tokens
 ):
     offset = {"bs-1": -1, "bs": 0, "bs+1": 1}.get(num_tokens)
@@ -126,7 +126,7 @@ def test_every_element_lands_in_its_place_and_nothing_else_is_written(
     ours = replace(LAYOUT, block_size=our_size, inner_order=our_order)
     num_blocks = ours.blocks_for(num_tokens)
     memory = used_memory(ours, num_blocks + 2)
-    around = FOREIGN if ours == theirs else OLD
+    around = FOREIGN if ours == theirs else 0
     got = send(memory, theirs, num_tokens=num_tokens, blocks_per_chunk=3)
     assert got == filled(ours, num_blocks=num_blocks, num_tokens=num_tokens, around=around)
     for outside in (0, num_blocks + 1):
@@ -139,7 +139,7 @@ def test_words_of_four_bytes_in_chunks_of_any_size(blocks_per_chunk):
     ours = replace(theirs, block_size=3, inner_order="L2SHD")
     memory = used_memory(ours, 10)
     got = send(memory, theirs, num_tokens=19, blocks_per_chunk=blocks_per_chunk)
-    assert got == filled(ours, num_blocks=7, num_tokens=19, around=OLD)
+    assert got == filled(ours, num_blocks=7, num_tokens=19, around=0)
 
 
 def test_device_memory_takes_the_same_bytes():
@@ -194,6 +194,26 @@ def test_only_touched_blocks_are_written():
     size = ours.block_bytes
     for index in untouched:
         assert memory.block(index) == before[index * size : (index + 1) * size]
+
+
+@pytest.mark.parametrize("num_cached_tokens", [0, 3, 6, 12, 39])
+@pytest.mark.parametrize("their_size", [1, 3, 5, 16])
+def test_blocks_that_are_cached_are_left_alone_and_the_rest_lands_behind_them(
+    their_size, num_cached_tokens
+):
+    theirs, ours = replace(LAYOUT, block_size=their_size), replace(LAYOUT, block_size=3)
+    first = num_cached_tokens // their_size
+    count = theirs.blocks_for(41) - first
+    data = filled(theirs, num_blocks=first + count, num_tokens=41, around=0)
+    memory = used_memory(ours, 14)
+    chunk = {"theirs": theirs, "first_block": first, "num_blocks": count, "num_tokens": 41}
+    chunk["num_cached_tokens"] = num_cached_tokens
+    assert touched_blocks(ours, **chunk) == range(num_cached_tokens // 3, 14)
+    write_chunk(memory, range(14), memoryview(data)[first * theirs.block_bytes :], **chunk)
+    cached_bytes = num_cached_tokens // 3 * ours.block_bytes
+    expected = filled(ours, num_blocks=14, num_tokens=41, around=0)
+    assert set(memory.buffer[:cached_bytes]) <= {OLD}
+    assert memory.buffer[cached_bytes:] == expected[cached_bytes:]
 
 
 @pytest.mark.parametrize("their_size", [4, 5])

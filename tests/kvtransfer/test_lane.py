@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -84,11 +85,18 @@ class Pair:
         await self.server.stop(grace_s=0)
         self.lanes.close()
 
-    def expect(self, num_blocks: int, *, num_tokens: int | None = None):
+    def expect(
+        self, num_blocks: int, *, num_tokens: int | None = None, prefix: Sequence[bytes] = ()
+    ):
         ended = asyncio.get_running_loop().create_future()
-        lease = self.receive_pool.reserve(num_blocks)
+        lease = self.receive_pool.reserve(num_blocks, prefix=prefix)
         num_tokens = num_tokens or num_blocks * LAYOUT.block_size
-        transfer = self.inbox.expect(lease, num_tokens=num_tokens, on_end=ended.set_result)
+        transfer = self.inbox.expect(
+            lease,
+            num_tokens=num_tokens,
+            num_cached_tokens=lease.num_cached * LAYOUT.block_size,
+            on_end=ended.set_result,
+        )
         return transfer, ended
 
     def compute(self, lease, first_block: int, num_blocks: int) -> None:

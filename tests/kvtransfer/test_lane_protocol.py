@@ -60,9 +60,16 @@ class Incoming:
         self.transfer = self.expect(num_tokens=4 * num_blocks, ends=self.ends)
         self.id = self.transfer.transfer_id
 
-    def expect(self, *, num_tokens: int, ends: list[str | None]) -> IncomingTransfer:
+    def expect(
+        self, *, num_tokens: int, ends: list[str | None], num_cached_tokens: int = 0
+    ) -> IncomingTransfer:
         lease = BlockPool(8).reserve(8)
-        return self.inbox.expect(lease, num_tokens=num_tokens, on_end=ends.append)
+        return self.inbox.expect(
+            lease,
+            num_tokens=num_tokens,
+            num_cached_tokens=num_cached_tokens,
+            on_end=ends.append,
+        )
 
     def hear(self, message) -> list[receiver.Action]:
         return self.lane.handle(message, now=0)
@@ -159,6 +166,32 @@ def test_a_transfer_ends_with_the_senders_block_of_its_last_token(num_tokens, la
     assert ends == []
     incoming.ready(1, id=transfer.transfer_id, first_block=last_block + 1)
     assert ends == ["chunk past the transfer's end"]
+
+
+# Blocks of 4 tokens. A cached prefix that ends inside one, on a node whose blocks are smaller.
+@pytest.mark.parametrize(("num_cached_tokens", "first_block"), [(3, 0), (4, 1), (6, 1), (8, 2)])
+def test_a_transfer_behind_a_cached_prefix_begins_with_the_block_of_the_first_missing_token(
+    num_cached_tokens, first_block
+):
+    incoming = Incoming()
+    ends: list[str | None] = []
+    transfer = incoming.expect(num_tokens=9, ends=ends, num_cached_tokens=num_cached_tokens)
+    num_due = 3 - first_block
+    for seq, block in enumerate(range(first_block, 3)):
+        incoming.copy(seq, id=transfer.transfer_id, first_block=block)
+    assert ends == []
+    incoming.hear(
+        Commit(transfer_id=transfer.transfer_id, num_blocks=num_due, first_tokens=(FIRST,))
+    )
+    assert ends == [None]
+
+
+def test_a_chunk_of_the_cached_prefix_aborts_its_transfer():
+    incoming = Incoming()
+    ends: list[str | None] = []
+    transfer = incoming.expect(num_tokens=9, ends=ends, num_cached_tokens=4)
+    incoming.ready(0, id=transfer.transfer_id, first_block=0, num_blocks=2)
+    assert ends == ["chunk of a prefix that is here"]
 
 
 READY = Ready(seq=0, transfer_id=b"x", first_block=0, num_blocks=1, size_bytes=BLOCK)

@@ -53,6 +53,35 @@ async def test_every_token_arrives_whatever_the_shape_of_the_senders_blocks(
         assert np.array_equal(ours, expected)
 
 
+@pytest.mark.parametrize("shape", [*SHAPES, "the same"])
+async def test_only_what_is_missing_behind_a_cached_prefix_is_shipped(shape):
+    theirs = SHAPES.get(shape, LAYOUT)
+    hashes = [bytes([number]) * 32 for number in range(3)]
+    async with Pair(layout=theirs) as pair, asyncio.timeout(20):
+        earlier = pair.receive_pool.reserve(3)
+        pair.receive_pool.begin_write(earlier, earlier.block_ids, writer="lane")
+        for index in earlier.block_ids:
+            pair.receive_memory.block(index)[:] = bytes([7]) * LAYOUT.block_bytes
+        pair.receive_pool.end_write(earlier.block_ids, writer="lane")
+        pair.receive_pool.publish(earlier.block_ids, hashes)
+        incoming, received = pair.expect(LAYOUT.blocks_for(123), num_tokens=123, prefix=hashes)
+        assert incoming.num_cached_tokens == 48
+        num_blocks = theirs.blocks_for(123)
+        lane, lease, outgoing, sent = await pair.send(
+            incoming.transfer_id, num_blocks, num_tokens=123
+        )
+        pair.compute(lease, 0, num_blocks)
+        first = 48 // theirs.block_size
+        lane.offer(outgoing, first_block=first, num_blocks=num_blocks - first)
+        lane.commit(outgoing, num_blocks=num_blocks - first, first_tokens=FIRST)
+        assert await sent is None
+        assert await received is None
+        ours = tokens(pair.receive_memory, incoming.lease.block_ids, 123)
+        expected = tokens(pair.send_memory, lease.block_ids, 123)
+        assert np.array_equal(ours[48:], expected[48:])
+        assert (ours[:48] == 0x07070707).all()
+
+
 @pytest.mark.parametrize("plane", ["grpc", "gloo"])
 @pytest.mark.parametrize("num_tokens", [1, 15, 17])
 async def test_what_is_behind_the_last_token_never_leaves_the_sender(num_tokens, plane):

@@ -26,43 +26,53 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from protos.pd.v1 import types_pb2 as protos_dot_pd_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aprotos/pd/v1/cluster.proto\x12\x05pd.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x18protos/pd/v1/types.proto\"l\n\x0fRegisterRequest\x12+\n\x0cregistration\x18\x01 \x01(\x0b\x32\x13.pd.v1.RegistrationH\x00\x12#\n\x06status\x18\x02 \x01(\x0b\x32\x11.pd.v1.NodeStatusH\x00\x42\x07\n\x05\x65vent\"c\n\x10RegisterResponse\x12\'\n\nmembership\x18\x01 \x01(\x0b\x32\x11.pd.v1.MembershipH\x00\x12\x1d\n\x05\x64rain\x18\x02 \x01(\x0b\x32\x0c.pd.v1.DrainH\x00\x42\x07\n\x05\x65vent\"\x07\n\x05\x44rain\"#\n\x10\x44rainNodeRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\"\x13\n\x11\x44rainNodeResponse\"\xef\x01\n\x0cRegistration\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x1c\n\x04node\x18\x02 \x01(\x0b\x32\x0e.pd.v1.NodeRef\x12\x1d\n\x04role\x18\x03 \x01(\x0e\x32\x0f.pd.v1.NodeRole\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12\x1f\n\x06layout\x18\x05 \x01(\x0b\x32\x0f.pd.v1.KvLayout\x12\x12\n\nnum_blocks\x18\x06 \x01(\r\x12\x15\n\rmax_model_len\x18\x07 \x01(\r\x12\x13\n\x0bmax_running\x18\x08 \x01(\r\x12\x16\n\x0estep_budget_ms\x18\t \x01(\x01\"\xf2\x02\n\nNodeStatus\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\x1f\n\x05state\x18\x02 \x01(\x0e\x32\x10.pd.v1.NodeState\x12\x18\n\x10\x61vailable_blocks\x18\x03 \x01(\r\x12\x13\n\x0bnum_running\x18\x04 \x01(\r\x12\x12\n\nnum_queued\x18\x05 \x01(\r\x12\x15\n\rqueued_tokens\x18\x06 \x01(\r\x12\x0c\n\x04step\x18\x07 \x01(\x04\x12+\n\x08step_age\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x16\n\x0eloaded_percent\x18\t \x01(\r\x12\x31\n\x0estep_predicted\x18\n \x01(\x0b\x32\x19.google.protobuf.Duration\x12(\n\x0c\x63ost_profile\x18\x0b \x01(\x0b\x32\x12.pd.v1.CostProfile\x12\x16\n\x0e\x64\x65\x63ode_context\x18\x0c \x01(\x04\x12\x14\n\x0cnum_decoding\x18\r \x01(\r\"\x86\x01\n\x0b\x43ostProfile\x12\x0f\n\x07\x62\x61se_ms\x18\x01 \x01(\x01\x12\x15\n\rdecode_row_ms\x18\x02 \x01(\x01\x12\x18\n\x10prefill_token_ms\x18\x03 \x01(\x01\x12\x19\n\x11\x64\x65\x63ode_context_ms\x18\x04 \x01(\x01\x12\x1a\n\x12prefill_context_ms\x18\x05 \x01(\x01\"=\n\nMembership\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x1e\n\x07members\x18\x02 \x03(\x0b\x32\r.pd.v1.Member\"w\n\x06Member\x12\x1c\n\x04node\x18\x01 \x01(\x0b\x32\x0e.pd.v1.NodeRef\x12\x1d\n\x04role\x18\x02 \x01(\x0e\x32\x0f.pd.v1.NodeRole\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x1f\n\x06layout\x18\x04 \x01(\x0b\x32\x0f.pd.v1.KvLayout\"\x12\n\x10ListNodesRequest\"3\n\x11ListNodesResponse\x12\x1e\n\x05nodes\x18\x01 \x03(\x0b\x32\x0f.pd.v1.NodeInfo\"X\n\x08NodeInfo\x12)\n\x0cregistration\x18\x01 \x01(\x0b\x32\x13.pd.v1.Registration\x12!\n\x06status\x18\x02 \x01(\x0b\x32\x11.pd.v1.NodeStatus*R\n\x08NodeRole\x12\x19\n\x15NODE_ROLE_UNSPECIFIED\x10\x00\x12\x15\n\x11NODE_ROLE_PREFILL\x10\x01\x12\x14\n\x10NODE_ROLE_DECODE\x10\x02*q\n\tNodeState\x12\x1a\n\x16NODE_STATE_UNSPECIFIED\x10\x00\x12\x17\n\x13NODE_STATE_STARTING\x10\x01\x12\x16\n\x12NODE_STATE_SERVING\x10\x02\x12\x17\n\x13NODE_STATE_DRAINING\x10\x03\x32\xd1\x01\n\x0e\x43lusterService\x12?\n\x08Register\x12\x16.pd.v1.RegisterRequest\x1a\x17.pd.v1.RegisterResponse(\x01\x30\x01\x12>\n\tListNodes\x12\x17.pd.v1.ListNodesRequest\x1a\x18.pd.v1.ListNodesResponse\x12>\n\tDrainNode\x12\x17.pd.v1.DrainNodeRequest\x1a\x18.pd.v1.DrainNodeResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aprotos/pd/v1/cluster.proto\x12\x05pd.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x18protos/pd/v1/types.proto\"\x91\x01\n\x0fRegisterRequest\x12+\n\x0cregistration\x18\x01 \x01(\x0b\x32\x13.pd.v1.RegistrationH\x00\x12#\n\x06status\x18\x02 \x01(\x0b\x32\x11.pd.v1.NodeStatusH\x00\x12#\n\x05\x63\x61\x63he\x18\x03 \x01(\x0b\x32\x12.pd.v1.CacheEventsH\x00\x42\x07\n\x05\x65vent\"\xb9\x01\n\x10RegisterResponse\x12\'\n\nmembership\x18\x01 \x01(\x0b\x32\x11.pd.v1.MembershipH\x00\x12\x1d\n\x05\x64rain\x18\x02 \x01(\x0b\x32\x0c.pd.v1.DrainH\x00\x12*\n\x0cresync_cache\x18\x03 \x01(\x0b\x32\x12.pd.v1.ResyncCacheH\x00\x12(\n\x0b\x63lear_cache\x18\x04 \x01(\x0b\x32\x11.pd.v1.ClearCacheH\x00\x42\x07\n\x05\x65vent\"\x07\n\x05\x44rain\"\r\n\x0bResyncCache\"\x0c\n\nClearCache\"O\n\x0b\x43\x61\x63heEvents\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\x13\n\x0bis_snapshot\x18\x02 \x01(\x08\x12\r\n\x05\x61\x64\x64\x65\x64\x18\x03 \x03(\x06\x12\x0f\n\x07\x65victed\x18\x04 \x03(\x06\"#\n\x10\x44rainNodeRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\"\x13\n\x11\x44rainNodeResponse\"$\n\x11\x43learCacheRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\"\x14\n\x12\x43learCacheResponse\"\xef\x01\n\x0cRegistration\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x1c\n\x04node\x18\x02 \x01(\x0b\x32\x0e.pd.v1.NodeRef\x12\x1d\n\x04role\x18\x03 \x01(\x0e\x32\x0f.pd.v1.NodeRole\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12\x1f\n\x06layout\x18\x05 \x01(\x0b\x32\x0f.pd.v1.KvLayout\x12\x12\n\nnum_blocks\x18\x06 \x01(\r\x12\x15\n\rmax_model_len\x18\x07 \x01(\r\x12\x13\n\x0bmax_running\x18\x08 \x01(\r\x12\x16\n\x0estep_budget_ms\x18\t \x01(\x01\"\xf2\x02\n\nNodeStatus\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\x1f\n\x05state\x18\x02 \x01(\x0e\x32\x10.pd.v1.NodeState\x12\x18\n\x10\x61vailable_blocks\x18\x03 \x01(\r\x12\x13\n\x0bnum_running\x18\x04 \x01(\r\x12\x12\n\nnum_queued\x18\x05 \x01(\r\x12\x15\n\rqueued_tokens\x18\x06 \x01(\r\x12\x0c\n\x04step\x18\x07 \x01(\x04\x12+\n\x08step_age\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x16\n\x0eloaded_percent\x18\t \x01(\r\x12\x31\n\x0estep_predicted\x18\n \x01(\x0b\x32\x19.google.protobuf.Duration\x12(\n\x0c\x63ost_profile\x18\x0b \x01(\x0b\x32\x12.pd.v1.CostProfile\x12\x16\n\x0e\x64\x65\x63ode_context\x18\x0c \x01(\x04\x12\x14\n\x0cnum_decoding\x18\r \x01(\r\"\x86\x01\n\x0b\x43ostProfile\x12\x0f\n\x07\x62\x61se_ms\x18\x01 \x01(\x01\x12\x15\n\rdecode_row_ms\x18\x02 \x01(\x01\x12\x18\n\x10prefill_token_ms\x18\x03 \x01(\x01\x12\x19\n\x11\x64\x65\x63ode_context_ms\x18\x04 \x01(\x01\x12\x1a\n\x12prefill_context_ms\x18\x05 \x01(\x01\"=\n\nMembership\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x1e\n\x07members\x18\x02 \x03(\x0b\x32\r.pd.v1.Member\"w\n\x06Member\x12\x1c\n\x04node\x18\x01 \x01(\x0b\x32\x0e.pd.v1.NodeRef\x12\x1d\n\x04role\x18\x02 \x01(\x0e\x32\x0f.pd.v1.NodeRole\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x1f\n\x06layout\x18\x04 \x01(\x0b\x32\x0f.pd.v1.KvLayout\"\x12\n\x10ListNodesRequest\"3\n\x11ListNodesResponse\x12\x1e\n\x05nodes\x18\x01 \x03(\x0b\x32\x0f.pd.v1.NodeInfo\"X\n\x08NodeInfo\x12)\n\x0cregistration\x18\x01 \x01(\x0b\x32\x13.pd.v1.Registration\x12!\n\x06status\x18\x02 \x01(\x0b\x32\x11.pd.v1.NodeStatus*R\n\x08NodeRole\x12\x19\n\x15NODE_ROLE_UNSPECIFIED\x10\x00\x12\x15\n\x11NODE_ROLE_PREFILL\x10\x01\x12\x14\n\x10NODE_ROLE_DECODE\x10\x02*q\n\tNodeState\x12\x1a\n\x16NODE_STATE_UNSPECIFIED\x10\x00\x12\x17\n\x13NODE_STATE_STARTING\x10\x01\x12\x16\n\x12NODE_STATE_SERVING\x10\x02\x12\x17\n\x13NODE_STATE_DRAINING\x10\x03\x32\x94\x02\n\x0e\x43lusterService\x12?\n\x08Register\x12\x16.pd.v1.RegisterRequest\x1a\x17.pd.v1.RegisterResponse(\x01\x30\x01\x12>\n\tListNodes\x12\x17.pd.v1.ListNodesRequest\x1a\x18.pd.v1.ListNodesResponse\x12>\n\tDrainNode\x12\x17.pd.v1.DrainNodeRequest\x1a\x18.pd.v1.DrainNodeResponse\x12\x41\n\nClearCache\x12\x18.pd.v1.ClearCacheRequest\x1a\x19.pd.v1.ClearCacheResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.pd.v1.cluster_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_NODEROLE']._serialized_start=1472
-  _globals['_NODEROLE']._serialized_end=1554
-  _globals['_NODESTATE']._serialized_start=1556
-  _globals['_NODESTATE']._serialized_end=1669
-  _globals['_REGISTERREQUEST']._serialized_start=95
-  _globals['_REGISTERREQUEST']._serialized_end=203
-  _globals['_REGISTERRESPONSE']._serialized_start=205
-  _globals['_REGISTERRESPONSE']._serialized_end=304
-  _globals['_DRAIN']._serialized_start=306
-  _globals['_DRAIN']._serialized_end=313
-  _globals['_DRAINNODEREQUEST']._serialized_start=315
-  _globals['_DRAINNODEREQUEST']._serialized_end=350
-  _globals['_DRAINNODERESPONSE']._serialized_start=352
-  _globals['_DRAINNODERESPONSE']._serialized_end=371
-  _globals['_REGISTRATION']._serialized_start=374
-  _globals['_REGISTRATION']._serialized_end=613
-  _globals['_NODESTATUS']._serialized_start=616
-  _globals['_NODESTATUS']._serialized_end=986
-  _globals['_COSTPROFILE']._serialized_start=989
-  _globals['_COSTPROFILE']._serialized_end=1123
-  _globals['_MEMBERSHIP']._serialized_start=1125
-  _globals['_MEMBERSHIP']._serialized_end=1186
-  _globals['_MEMBER']._serialized_start=1188
-  _globals['_MEMBER']._serialized_end=1307
-  _globals['_LISTNODESREQUEST']._serialized_start=1309
-  _globals['_LISTNODESREQUEST']._serialized_end=1327
-  _globals['_LISTNODESRESPONSE']._serialized_start=1329
-  _globals['_LISTNODESRESPONSE']._serialized_end=1380
-  _globals['_NODEINFO']._serialized_start=1382
-  _globals['_NODEINFO']._serialized_end=1470
-  _globals['_CLUSTERSERVICE']._serialized_start=1672
-  _globals['_CLUSTERSERVICE']._serialized_end=1881
+  _globals['_NODEROLE']._serialized_start=1767
+  _globals['_NODEROLE']._serialized_end=1849
+  _globals['_NODESTATE']._serialized_start=1851
+  _globals['_NODESTATE']._serialized_end=1964
+  _globals['_REGISTERREQUEST']._serialized_start=96
+  _globals['_REGISTERREQUEST']._serialized_end=241
+  _globals['_REGISTERRESPONSE']._serialized_start=244
+  _globals['_REGISTERRESPONSE']._serialized_end=429
+  _globals['_DRAIN']._serialized_start=431
+  _globals['_DRAIN']._serialized_end=438
+  _globals['_RESYNCCACHE']._serialized_start=440
+  _globals['_RESYNCCACHE']._serialized_end=453
+  _globals['_CLEARCACHE']._serialized_start=455
+  _globals['_CLEARCACHE']._serialized_end=467
+  _globals['_CACHEEVENTS']._serialized_start=469
+  _globals['_CACHEEVENTS']._serialized_end=548
+  _globals['_DRAINNODEREQUEST']._serialized_start=550
+  _globals['_DRAINNODEREQUEST']._serialized_end=585
+  _globals['_DRAINNODERESPONSE']._serialized_start=587
+  _globals['_DRAINNODERESPONSE']._serialized_end=606
+  _globals['_CLEARCACHEREQUEST']._serialized_start=608
+  _globals['_CLEARCACHEREQUEST']._serialized_end=644
+  _globals['_CLEARCACHERESPONSE']._serialized_start=646
+  _globals['_CLEARCACHERESPONSE']._serialized_end=666
+  _globals['_REGISTRATION']._serialized_start=669
+  _globals['_REGISTRATION']._serialized_end=908
+  _globals['_NODESTATUS']._serialized_start=911
+  _globals['_NODESTATUS']._serialized_end=1281
+  _globals['_COSTPROFILE']._serialized_start=1284
+  _globals['_COSTPROFILE']._serialized_end=1418
+  _globals['_MEMBERSHIP']._serialized_start=1420
+  _globals['_MEMBERSHIP']._serialized_end=1481
+  _globals['_MEMBER']._serialized_start=1483
+  _globals['_MEMBER']._serialized_end=1602
+  _globals['_LISTNODESREQUEST']._serialized_start=1604
+  _globals['_LISTNODESREQUEST']._serialized_end=1622
+  _globals['_LISTNODESRESPONSE']._serialized_start=1624
+  _globals['_LISTNODESRESPONSE']._serialized_end=1675
+  _globals['_NODEINFO']._serialized_start=1677
+  _globals['_NODEINFO']._serialized_end=1765
+  _globals['_CLUSTERSERVICE']._serialized_start=1967
+  _globals['_CLUSTERSERVICE']._serialized_end=2243
 # @@protoc_insertion_point(module_scope)

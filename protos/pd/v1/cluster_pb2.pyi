@@ -29,24 +29,50 @@ NODE_STATE_SERVING: NodeState
 NODE_STATE_DRAINING: NodeState
 
 class RegisterRequest(_message.Message):
-    __slots__ = ("registration", "status")
+    __slots__ = ("registration", "status", "cache")
     REGISTRATION_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
+    CACHE_FIELD_NUMBER: _ClassVar[int]
     registration: Registration
     status: NodeStatus
-    def __init__(self, registration: _Optional[_Union[Registration, _Mapping]] = ..., status: _Optional[_Union[NodeStatus, _Mapping]] = ...) -> None: ...
+    cache: CacheEvents
+    def __init__(self, registration: _Optional[_Union[Registration, _Mapping]] = ..., status: _Optional[_Union[NodeStatus, _Mapping]] = ..., cache: _Optional[_Union[CacheEvents, _Mapping]] = ...) -> None: ...
 
 class RegisterResponse(_message.Message):
-    __slots__ = ("membership", "drain")
+    __slots__ = ("membership", "drain", "resync_cache", "clear_cache")
     MEMBERSHIP_FIELD_NUMBER: _ClassVar[int]
     DRAIN_FIELD_NUMBER: _ClassVar[int]
+    RESYNC_CACHE_FIELD_NUMBER: _ClassVar[int]
+    CLEAR_CACHE_FIELD_NUMBER: _ClassVar[int]
     membership: Membership
     drain: Drain
-    def __init__(self, membership: _Optional[_Union[Membership, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ...) -> None: ...
+    resync_cache: ResyncCache
+    clear_cache: ClearCache
+    def __init__(self, membership: _Optional[_Union[Membership, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., resync_cache: _Optional[_Union[ResyncCache, _Mapping]] = ..., clear_cache: _Optional[_Union[ClearCache, _Mapping]] = ...) -> None: ...
 
 class Drain(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class ResyncCache(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ClearCache(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class CacheEvents(_message.Message):
+    __slots__ = ("seq", "is_snapshot", "added", "evicted")
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    IS_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    ADDED_FIELD_NUMBER: _ClassVar[int]
+    EVICTED_FIELD_NUMBER: _ClassVar[int]
+    seq: int
+    is_snapshot: bool
+    added: _containers.RepeatedScalarFieldContainer[int]
+    evicted: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, seq: _Optional[int] = ..., is_snapshot: bool = ..., added: _Optional[_Iterable[int]] = ..., evicted: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class DrainNodeRequest(_message.Message):
     __slots__ = ("node_id",)
@@ -55,6 +81,16 @@ class DrainNodeRequest(_message.Message):
     def __init__(self, node_id: _Optional[str] = ...) -> None: ...
 
 class DrainNodeResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ClearCacheRequest(_message.Message):
+    __slots__ = ("node_id",)
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    def __init__(self, node_id: _Optional[str] = ...) -> None: ...
+
+class ClearCacheResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 

@@ -49,6 +49,11 @@ class ClusterServiceStub(object):
                 request_serializer=protos_dot_pd_dot_v1_dot_cluster__pb2.DrainNodeRequest.SerializeToString,
                 response_deserializer=protos_dot_pd_dot_v1_dot_cluster__pb2.DrainNodeResponse.FromString,
                 _registered_method=True)
+        self.ClearCache = channel.unary_unary(
+                '/pd.v1.ClusterService/ClearCache',
+                request_serializer=protos_dot_pd_dot_v1_dot_cluster__pb2.ClearCacheRequest.SerializeToString,
+                response_deserializer=protos_dot_pd_dot_v1_dot_cluster__pb2.ClearCacheResponse.FromString,
+                _registered_method=True)
 
 
 class ClusterServiceServicer(object):
@@ -76,6 +81,13 @@ class ClusterServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ClearCache(self, request, context):
+        """Empties a node's prefix cache: blocks that nobody uses come free. Answers when it is empty.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ClusterServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -93,6 +105,11 @@ def add_ClusterServiceServicer_to_server(servicer, server):
                     servicer.DrainNode,
                     request_deserializer=protos_dot_pd_dot_v1_dot_cluster__pb2.DrainNodeRequest.FromString,
                     response_serializer=protos_dot_pd_dot_v1_dot_cluster__pb2.DrainNodeResponse.SerializeToString,
+            ),
+            'ClearCache': grpc.unary_unary_rpc_method_handler(
+                    servicer.ClearCache,
+                    request_deserializer=protos_dot_pd_dot_v1_dot_cluster__pb2.ClearCacheRequest.FromString,
+                    response_serializer=protos_dot_pd_dot_v1_dot_cluster__pb2.ClearCacheResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -176,6 +193,33 @@ class ClusterService(object):
             '/pd.v1.ClusterService/DrainNode',
             protos_dot_pd_dot_v1_dot_cluster__pb2.DrainNodeRequest.SerializeToString,
             protos_dot_pd_dot_v1_dot_cluster__pb2.DrainNodeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ClearCache(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pd.v1.ClusterService/ClearCache',
+            protos_dot_pd_dot_v1_dot_cluster__pb2.ClearCacheRequest.SerializeToString,
+            protos_dot_pd_dot_v1_dot_cluster__pb2.ClearCacheResponse.FromString,
             options,
             channel_credentials,
             insecure,

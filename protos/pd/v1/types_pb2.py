@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18protos/pd/v1/types.proto\x12\x05pd.v1\x1a\x1egoogle/protobuf/duration.proto\"\xd6\x02\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\x12\n\x05top_p\x18\x03 \x01(\x02H\x00\x88\x01\x01\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x02H\x01\x88\x01\x01\x12\x18\n\x10presence_penalty\x18\x06 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x07 \x01(\x02\x12\x38\n\nlogit_bias\x18\x08 \x03(\x0b\x32$.pd.v1.SamplingParams.LogitBiasEntry\x12\x11\n\x04seed\x18\t \x01(\x04H\x02\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x08\n\x06_top_pB\x15\n\x13_repetition_penaltyB\x07\n\x05_seed\"\x8e\x01\n\x0eStopConditions\x12\x17\n\nmax_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x14\n\x0cstop_strings\x18\x02 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x03 \x03(\r\x12\x12\n\nignore_eos\x18\x04 \x01(\x08\x12\x12\n\nmin_tokens\x18\x05 \x01(\rB\r\n\x0b_max_tokens\"\xcb\x03\n\x08Sequence\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x01(\x0c\x12\x19\n\x11num_prompt_tokens\x18\x04 \x01(\r\x12\'\n\x08sampling\x18\x05 \x01(\x0b\x32\x15.pd.v1.SamplingParams\x12#\n\x04stop\x18\x06 \x01(\x0b\x32\x15.pd.v1.StopConditions\x12\x0c\n\x04seed\x18\x07 \x01(\x04\x12\x13\n\x0bnum_choices\x18\x08 \x01(\r\x12\x10\n\x08priority\x18\t \x01(\x05\x12\x0e\n\x06tenant\x18\n \x01(\t\x12&\n\x03\x61ge\x18\x0b \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x14\n\x0c\x62lock_hashes\x18\x0c \x03(\x0c\x12\x19\n\x0cnum_logprobs\x18\r \x01(\rH\x00\x88\x01\x01\x12 \n\x13num_prompt_logprobs\x18\x0e \x01(\rH\x01\x88\x01\x01\x12\r\n\x05model\x18\x0f \x01(\t\x12&\n\x07\x63hoices\x18\x10 \x03(\x0b\x32\x15.pd.v1.ChoiceProgressB\x0f\n\r_num_logprobsB\x16\n\x14_num_prompt_logprobs\"3\n\x0e\x43hoiceProgress\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\"/\n\x07NodeRef\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\"X\n\x06Target\x12\x1e\n\x06\x64\x65\x63ode\x18\x01 \x01(\x0b\x32\x0e.pd.v1.NodeRef\x12\x13\n\x0btransfer_id\x18\x02 \x01(\x0c\x12\x19\n\x11num_cached_tokens\x18\x03 \x01(\r\"\xb7\x01\n\x08KvLayout\x12\r\n\x05model\x18\x01 \x01(\t\x12\x14\n\x0cmodel_digest\x18\x02 \x01(\x0c\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\x13\n\x0binner_order\x18\x04 \x01(\t\x12\x12\n\nblock_size\x18\x05 \x01(\r\x12\x12\n\nnum_layers\x18\x06 \x01(\r\x12\x14\n\x0cnum_kv_heads\x18\x07 \x01(\r\x12\x12\n\nhead_start\x18\x08 \x01(\r\x12\x10\n\x08head_dim\x18\t \x01(\r\"1\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"Y\n\x10PositionLogprobs\x12#\n\x06\x63hosen\x18\x01 \x01(\x0b\x32\x13.pd.v1.TokenLogprob\x12 \n\x03top\x18\x02 \x03(\x0b\x32\x13.pd.v1.TokenLogprob\"N\n\x0ePromptLogprobs\x12\x10\n\x08position\x18\x01 \x01(\r\x12*\n\tpositions\x18\x02 \x03(\x0b\x32\x17.pd.v1.PositionLogprobs\"\xc4\x01\n\x08TokenRun\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\x10\n\x08position\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12)\n\x08logprobs\x18\x04 \x03(\x0b\x32\x17.pd.v1.PositionLogprobs\x12*\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x13.pd.v1.FinishReason\x12\x1a\n\rstop_token_id\x18\x06 \x01(\rH\x00\x88\x01\x01\x42\x10\n\x0e_stop_token_id*v\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x01\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x02\x12\x15\n\x11\x46INISH_REASON_EOS\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18protos/pd/v1/types.proto\x12\x05pd.v1\x1a\x1egoogle/protobuf/duration.proto\"\xd6\x02\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\x12\n\x05top_p\x18\x03 \x01(\x02H\x00\x88\x01\x01\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x02H\x01\x88\x01\x01\x12\x18\n\x10presence_penalty\x18\x06 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x07 \x01(\x02\x12\x38\n\nlogit_bias\x18\x08 \x03(\x0b\x32$.pd.v1.SamplingParams.LogitBiasEntry\x12\x11\n\x04seed\x18\t \x01(\x04H\x02\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x08\n\x06_top_pB\x15\n\x13_repetition_penaltyB\x07\n\x05_seed\"\x8e\x01\n\x0eStopConditions\x12\x17\n\nmax_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x14\n\x0cstop_strings\x18\x02 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x03 \x03(\r\x12\x12\n\nignore_eos\x18\x04 \x01(\x08\x12\x12\n\nmin_tokens\x18\x05 \x01(\rB\r\n\x0b_max_tokens\"\xc9\x03\n\x08Sequence\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x01(\x0c\x12\x19\n\x11num_prompt_tokens\x18\x04 \x01(\r\x12\'\n\x08sampling\x18\x05 \x01(\x0b\x32\x15.pd.v1.SamplingParams\x12#\n\x04stop\x18\x06 \x01(\x0b\x32\x15.pd.v1.StopConditions\x12\x0c\n\x04seed\x18\x07 \x01(\x04\x12\x13\n\x0bnum_choices\x18\x08 \x01(\r\x12\x10\n\x08priority\x18\t \x01(\x05\x12\x0e\n\x06tenant\x18\n \x01(\t\x12&\n\x03\x61ge\x18\x0b \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x12\n\ncache_salt\x18\x0c \x01(\x0c\x12\x19\n\x0cnum_logprobs\x18\r \x01(\rH\x00\x88\x01\x01\x12 \n\x13num_prompt_logprobs\x18\x0e \x01(\rH\x01\x88\x01\x01\x12\r\n\x05model\x18\x0f \x01(\t\x12&\n\x07\x63hoices\x18\x10 \x03(\x0b\x32\x15.pd.v1.ChoiceProgressB\x0f\n\r_num_logprobsB\x16\n\x14_num_prompt_logprobs\"3\n\x0e\x43hoiceProgress\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\"/\n\x07NodeRef\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\"X\n\x06Target\x12\x1e\n\x06\x64\x65\x63ode\x18\x01 \x01(\x0b\x32\x0e.pd.v1.NodeRef\x12\x13\n\x0btransfer_id\x18\x02 \x01(\x0c\x12\x19\n\x11num_cached_tokens\x18\x03 \x01(\r\"\xb7\x01\n\x08KvLayout\x12\r\n\x05model\x18\x01 \x01(\t\x12\x14\n\x0cmodel_digest\x18\x02 \x01(\x0c\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\x13\n\x0binner_order\x18\x04 \x01(\t\x12\x12\n\nblock_size\x18\x05 \x01(\r\x12\x12\n\nnum_layers\x18\x06 \x01(\r\x12\x14\n\x0cnum_kv_heads\x18\x07 \x01(\r\x12\x12\n\nhead_start\x18\x08 \x01(\r\x12\x10\n\x08head_dim\x18\t \x01(\r\"1\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"Y\n\x10PositionLogprobs\x12#\n\x06\x63hosen\x18\x01 \x01(\x0b\x32\x13.pd.v1.TokenLogprob\x12 \n\x03top\x18\x02 \x03(\x0b\x32\x13.pd.v1.TokenLogprob\"N\n\x0ePromptLogprobs\x12\x10\n\x08position\x18\x01 \x01(\r\x12*\n\tpositions\x18\x02 \x03(\x0b\x32\x17.pd.v1.PositionLogprobs\"\xc4\x01\n\x08TokenRun\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\x10\n\x08position\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12)\n\x08logprobs\x18\x04 \x03(\x0b\x32\x17.pd.v1.PositionLogprobs\x12*\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x13.pd.v1.FinishReason\x12\x1a\n\rstop_token_id\x18\x06 \x01(\rH\x00\x88\x01\x01\x42\x10\n\x0e_stop_token_id*v\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x01\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x02\x12\x15\n\x11\x46INISH_REASON_EOS\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,8 +34,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_FINISHREASON']._serialized_start=1818
-  _globals['_FINISHREASON']._serialized_end=1936
+  _globals['_FINISHREASON']._serialized_start=1816
+  _globals['_FINISHREASON']._serialized_end=1934
   _globals['_SAMPLINGPARAMS']._serialized_start=68
   _globals['_SAMPLINGPARAMS']._serialized_end=410
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=320
@@ -43,21 +43,21 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STOPCONDITIONS']._serialized_start=413
   _globals['_STOPCONDITIONS']._serialized_end=555
   _globals['_SEQUENCE']._serialized_start=558
-  _globals['_SEQUENCE']._serialized_end=1017
-  _globals['_CHOICEPROGRESS']._serialized_start=1019
-  _globals['_CHOICEPROGRESS']._serialized_end=1070
-  _globals['_NODEREF']._serialized_start=1072
-  _globals['_NODEREF']._serialized_end=1119
-  _globals['_TARGET']._serialized_start=1121
-  _globals['_TARGET']._serialized_end=1209
-  _globals['_KVLAYOUT']._serialized_start=1212
-  _globals['_KVLAYOUT']._serialized_end=1395
-  _globals['_TOKENLOGPROB']._serialized_start=1397
-  _globals['_TOKENLOGPROB']._serialized_end=1446
-  _globals['_POSITIONLOGPROBS']._serialized_start=1448
-  _globals['_POSITIONLOGPROBS']._serialized_end=1537
-  _globals['_PROMPTLOGPROBS']._serialized_start=1539
-  _globals['_PROMPTLOGPROBS']._serialized_end=1617
-  _globals['_TOKENRUN']._serialized_start=1620
-  _globals['_TOKENRUN']._serialized_end=1816
+  _globals['_SEQUENCE']._serialized_end=1015
+  _globals['_CHOICEPROGRESS']._serialized_start=1017
+  _globals['_CHOICEPROGRESS']._serialized_end=1068
+  _globals['_NODEREF']._serialized_start=1070
+  _globals['_NODEREF']._serialized_end=1117
+  _globals['_TARGET']._serialized_start=1119
+  _globals['_TARGET']._serialized_end=1207
+  _globals['_KVLAYOUT']._serialized_start=1210
+  _globals['_KVLAYOUT']._serialized_end=1393
+  _globals['_TOKENLOGPROB']._serialized_start=1395
+  _globals['_TOKENLOGPROB']._serialized_end=1444
+  _globals['_POSITIONLOGPROBS']._serialized_start=1446
+  _globals['_POSITIONLOGPROBS']._serialized_end=1535
+  _globals['_PROMPTLOGPROBS']._serialized_start=1537
+  _globals['_PROMPTLOGPROBS']._serialized_end=1615
+  _globals['_TOKENRUN']._serialized_start=1618
+  _globals['_TOKENRUN']._serialized_end=1814
 # @@protoc_insertion_point(module_scope)

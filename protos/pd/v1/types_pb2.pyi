@@ -62,7 +62,7 @@ class StopConditions(_message.Message):
     def __init__(self, max_tokens: _Optional[int] = ..., stop_strings: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: bool = ..., min_tokens: _Optional[int] = ...) -> None: ...
 
 class Sequence(_message.Message):
-    __slots__ = ("request_id", "attempt", "token_ids", "num_prompt_tokens", "sampling", "stop", "seed", "num_choices", "priority", "tenant", "age", "block_hashes", "num_logprobs", "num_prompt_logprobs", "model", "choices")
+    __slots__ = ("request_id", "attempt", "token_ids", "num_prompt_tokens", "sampling", "stop", "seed", "num_choices", "priority", "tenant", "age", "cache_salt", "num_logprobs", "num_prompt_logprobs", "model", "choices")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -74,7 +74,7 @@ class Sequence(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     AGE_FIELD_NUMBER: _ClassVar[int]
-    BLOCK_HASHES_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     NUM_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -90,12 +90,12 @@ class Sequence(_message.Message):
     priority: int
     tenant: str
     age: _duration_pb2.Duration
-    block_hashes: _containers.RepeatedScalarFieldContainer[bytes]
+    cache_salt: bytes
     num_logprobs: int
     num_prompt_logprobs: int
     model: str
     choices: _containers.RepeatedCompositeFieldContainer[ChoiceProgress]
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., num_prompt_tokens: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., stop: _Optional[_Union[StopConditions, _Mapping]] = ..., seed: _Optional[int] = ..., num_choices: _Optional[int] = ..., priority: _Optional[int] = ..., tenant: _Optional[str] = ..., age: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., block_hashes: _Optional[_Iterable[bytes]] = ..., num_logprobs: _Optional[int] = ..., num_prompt_logprobs: _Optional[int] = ..., model: _Optional[str] = ..., choices: _Optional[_Iterable[_Union[ChoiceProgress, _Mapping]]] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., num_prompt_tokens: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., stop: _Optional[_Union[StopConditions, _Mapping]] = ..., seed: _Optional[int] = ..., num_choices: _Optional[int] = ..., priority: _Optional[int] = ..., tenant: _Optional[str] = ..., age: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., cache_salt: _Optional[bytes] = ..., num_logprobs: _Optional[int] = ..., num_prompt_logprobs: _Optional[int] = ..., model: _Optional[str] = ..., choices: _Optional[_Iterable[_Union[ChoiceProgress, _Mapping]]] = ...) -> None: ...
 
 class ChoiceProgress(_message.Message):
     __slots__ = ("choice", "token_ids")
