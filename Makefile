@@ -12,8 +12,10 @@ MODEL := smollm2-135m
 demo: model
 	@$(BIN)/disagg demo --model $(MODEL)
 
+# Two at a time, because many tests wait for deadlines. Files in their order, which has the
+# long ones in the middle, and each on one worker, for the clusters that its tests share.
 test: model
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test-slow: model
 	@$(BIN)/python -m pytest -m slow

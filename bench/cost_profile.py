@@ -42,7 +42,7 @@ def main() -> None:
     fitted_on = [measure(executor, spans, blocks) for spans in grid()]
     profile = fit([shape for shape, _ in fitted_on], [time_ms for _, time_ms in fitted_on])
     held_out = [measure(executor, draw_spans(rng), blocks) for _ in range(args.steps)]
-    write(args, profile, fitted_on, held_out)
+    write(args, executor, profile, fitted_on, held_out)
 
 
 def load(args: argparse.Namespace) -> tuple[Executor, int]:
@@ -106,6 +106,7 @@ def measure(executor: Executor, spans: Spans, num_blocks: int) -> tuple[StepShap
 
 def write(
     args: argparse.Namespace,
+    executor: Executor,
     profile: CostProfile,
     fitted_on: list[tuple[StepShape, float]],
     held_out: list[tuple[StepShape, float]],
@@ -124,6 +125,7 @@ def write(
         "dtype": args.dtype,
         "threads": args.threads,
         "block_size": args.block_size,
+        "kv_bytes_per_token": executor.layout.block_bytes // args.block_size,
         "cost_profile": asdict(profile),
         "held_out_error": {"median": median, "p90": p90, "max": errors[-1]},
     }

@@ -16,7 +16,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from bench.load import VOCAB, Sample, report, run, summarise
+from bench.load import Sample, report, run, summarise
+from bench.prompts import VOCAB
 from bench.targets import OurTarget, pin
 from coordinator.supervisor import Cluster
 from engine.catalog import resolve_model
@@ -59,7 +60,7 @@ async def measure_cluster(args: argparse.Namespace, log_dir: Path) -> None:
         node_options={"dtype": args.dtype, "threads": args.threads},
         log_dir=log_dir,
     ) as cluster:
-        pin(cluster, threads=args.threads)
+        print(pin(cluster, threads=args.threads))
         target = OurTarget(cluster.address)
         # Once through, not counted.
         await run(target, num_input=64, num_output=8, concurrency=2, num_requests=4, rng=rng)

@@ -1,37 +1,21 @@
-"""Closed-loop load: so many requests at a time, of fixed length, against any target.
+"""Closed-loop load as one line of medians: so many requests at a time, all of one length.
 
-    Target.generate(prompt, num_tokens) -> arrival time of every token
-    run(target, ...) -> a Sample per request
+run --bench/driver.py--> Summary --report--> a line
 
-Prompts are random token ids, other ones in every request, so that no prefix cache answers.
+For bench/latency.py; disagg bench run measures everything else. All requests must be served: a
+refusal is an error.
 """
 
-import asyncio
 import random
 import statistics
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
-# Ordinary tokens of SmolLM2.
-VOCAB = range(1000, 49_000)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tokens:
-    """When each token came, in monotonic seconds; the handoff gap as the server tells it."""
-
-    stamps: list[float]
-    handoff_gap_s: float | None = None
-
-
-class Target(Protocol):
-    """A server under load: ours (bench/targets.py), or one that speaks OpenAI's HTTP API."""
-
-    async def generate(self, prompt: Sequence[int], num_tokens: int) -> Tokens: ...
-
-    async def close(self) -> None: ...
+from bench.driver import drive_closed
+from bench.prompts import with_prompts
+from bench.records import OK, RequestRecord
+from bench.targets import Target
+from bench.workload import Arrival, Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,17 +48,12 @@ async def run(
     num_requests: int,
     rng: random.Random,
 ) -> Summary:
-    """num_requests requests, concurrency at a time."""
-    limit = asyncio.Semaphore(concurrency)
-
-    async def one(prompt: list[int]) -> Sample:
-        async with limit:
-            return await _measure(target, prompt, num_output)
-
-    prompts = [rng.choices(VOCAB, k=num_input) for _ in range(num_requests)]
-    started = time.monotonic()
-    samples = await asyncio.gather(*(one(prompt) for prompt in prompts))
-    return summarise(samples, time.monotonic() - started)
+    """num_requests requests, concurrency at a time. Raises RuntimeError where one is not served."""
+    arrival = Arrival(at_s=0.0, num_input=num_input, num_output=num_output)
+    workload = Workload(name="", arrivals=(arrival,) * num_requests)
+    requests = with_prompts(workload, seed=rng.getrandbits(32), vocab=await target.vocab())
+    driven = await drive_closed(target, requests, concurrency=concurrency)
+    return summarise([_sample(record) for record in driven.records], driven.wall_s)
 
 
 def summarise(samples: Sequence[Sample], wall_s: float) -> Summary:
@@ -100,15 +79,12 @@ def report(name: str, summary: Summary) -> None:
     )
 
 
-async def _measure(target: Target, prompt: list[int], num_output: int) -> Sample:
-    started = time.monotonic()
-    tokens = await target.generate(prompt, num_output)
-    stamps = tokens.stamps
-    if len(stamps) != num_output:
-        raise RuntimeError(f"{len(stamps)} tokens came, {num_output} were asked for")
+def _sample(record: RequestRecord) -> Sample:
+    if record.outcome != OK or record.ttft_s is None:
+        raise RuntimeError(f"request {record.index} {record.outcome}: {record.error}")
     return Sample(
-        ttft_s=stamps[0] - started,
-        tpot_s=(stamps[-1] - stamps[0]) / max(1, num_output - 1),
-        handoff_gap_s=tokens.handoff_gap_s,
-        num_tokens=num_output,
+        ttft_s=record.ttft_s,
+        tpot_s=record.tpot_s or 0.0,
+        handoff_gap_s=record.handoff_gap_s,
+        num_tokens=record.num_generated,
     )

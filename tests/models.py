@@ -76,36 +76,17 @@ def reference_model(folder: Path) -> Any:
 
 def reference_greedy(model: Any, prompt: list[int], *, num_tokens: int) -> list[int]:
     """num_tokens ids after prompt; end-of-sequence tokens are ordinary ones."""
-    return _generate(model, [prompt], num_tokens)[0]
-
-
-def reference_greedy_batch(
-    model: Any, prompts: list[list[int]], *, num_tokens: int, batch_width: int = 128
-) -> list[list[int]]:
-    """reference_greedy of each prompt; those of up to batch_width tokens as one padded batch."""
-    short = [prompt for prompt in prompts if len(prompt) <= batch_width]
-    batched = iter(_generate(model, short, num_tokens) if short else ())
-    return [
-        next(batched)
-        if len(prompt) <= batch_width
-        else reference_greedy(model, prompt, num_tokens=num_tokens)
-        for prompt in prompts
-    ]
-
-
-def _generate(model: Any, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
-    width = max(map(len, prompts))
-    padding = [width - len(prompt) for prompt in prompts]
     with torch.inference_mode():
         output = model.generate(
-            torch.tensor([[0] * n + prompt for n, prompt in zip(padding, prompts, strict=True)]),
-            attention_mask=torch.tensor([[0] * n + [1] * (width - n) for n in padding]),
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
             max_new_tokens=num_tokens,
             do_sample=False,
             eos_token_id=None,
             pad_token_id=0,
         )
-    return [row[width:] for row in output.tolist()]
+    tokens: list[int] = output[0, len(prompt) :].tolist()
+    return tokens
 
 
 def _randomise(model: torch.nn.Module, seed: int) -> None:

@@ -25,7 +25,7 @@ _TEXTS = (
     "   leading spaces,\ttabs\t\tand\n\n\nnewlines   ",
 )
 # 1, block size -1/0/+1, two blocks, odd ones, several chunks.
-_LENGTHS = (1, 2, 15, 16, 17, 31, 32, 33, 123, 256, 511, 1500)
+_LENGTHS = (1, 2, 15, 16, 17, 31, 32, 33, 123, 256, 511, 777)
 
 
 def make_prompts(tokenizer: Tokenizer) -> list[list[int]]:

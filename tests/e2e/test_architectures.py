@@ -1,4 +1,8 @@
-"""Tiny random models of every architecture, served split and whole: transformers' own tokens."""
+"""Tiny random models of every architecture, served split and whole: transformers' own tokens.
+
+`make test` has the two that differ most from the model of the master test, which is a Llama;
+mistral without a window is one too.
+"""
 
 import asyncio
 from pathlib import Path
@@ -8,19 +12,26 @@ import pytest
 from coordinator.client import AsyncClient
 from coordinator.supervisor import Cluster
 from tests.e2e.serving import collect, near_ties, wait_all_available
-from tests.models import make_tiny_model, reference_greedy, reference_model
+from tests.models import make_tiny_model, reference_model
 
 BLOCK_SIZE = 4
 # Lengths at block and chunk edges; byte ids.
 PROMPTS = [[(7 * i + n) % 256 for i in range(n)] for n in (1, 3, 4, 5, 8, 33, 123)]
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "mistral"])
+@pytest.mark.parametrize(
+    "architecture",
+    [
+        pytest.param("llama", marks=pytest.mark.slow),
+        "qwen2",
+        "qwen3",
+        pytest.param("mistral", marks=pytest.mark.slow),
+    ],
+)
 async def test_served_tokens_equal_transformers(architecture: str, tmp_path: Path):
     folder = make_tiny_model(tmp_path / "tiny", architecture)
     options = {"dtype": "float32", "block_size": BLOCK_SIZE, "step_budget_ms": 0.5}
     reference = reference_model(folder)
-    expected = [reference_greedy(reference, prompt, num_tokens=12) for prompt in PROMPTS]
 
     def cluster(num_prefill: int) -> Cluster:
         return Cluster(
@@ -43,8 +54,9 @@ async def test_served_tokens_equal_transformers(architecture: str, tmp_path: Pat
                 *(collect(client, p, max_tokens=12, ignore_eos=True) for p in PROMPTS)
             )
             assert {result.finished.served_as for result in results} == {served_as}
-            for prompt, want, result in zip(PROMPTS, expected, results, strict=True):
-                num_ties += near_ties(reference, prompt, want, result.token_ids)
+            for prompt, result in zip(PROMPTS, results, strict=True):
+                assert len(result.token_ids) == 12
+                num_ties += near_ties(reference, prompt, result.token_ids)
         sample = {"max_tokens": 12, "temperature": 0.8, "top_k": 50}
         for prompt in PROMPTS:
             drawn = await collect(disaggregated, prompt, **sample)

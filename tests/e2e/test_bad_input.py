@@ -107,7 +107,8 @@ async def test_nodes_of_another_block_size_are_paired():
         for block_size, num_tokens in ((32, 45), (5, 17)):
             prefill = await cluster.start_node("prefill-0", block_size=block_size)
             await wait_until(client, lambda nodes: [n.state for n in nodes] == ["serving"] * 2)
-            prompt = list(range(num_tokens))
+            # No beginning of another's: what is cached would be computed locally.
+            prompt = list(range(block_size, block_size + num_tokens))
             result = await collect(client, prompt, max_tokens=20)
             assert result.finished.served_as == "disaggregated"
             assert result.token_ids == predicted(prompt, 20)

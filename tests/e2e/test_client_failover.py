@@ -187,13 +187,13 @@ async def test_a_drained_node_ends_in_good_order_and_its_request_moves():
             model="emulated",
             num_prefill=1,
             num_decode=2,
-            node_options={"drain_grace_s": 1},
+            node_options={"drain_grace_s": 0.3},
         ) as cluster,
         AsyncClient(cluster.address) as client,
     ):
         at = ["--coordinator", cluster.address]
         request = asyncio.create_task(
-            collect(client, PROMPT, max_tokens=2_000, request_id="mine", ignore_eos=True)
+            collect(client, PROMPT, max_tokens=1_500, request_id="mine", ignore_eos=True)
         )
         await wait_until(client, lambda nodes: any(n.num_decoding for n in nodes))
         paired = {event.what: event for event in await client.explain("mine")}["paired"]
@@ -201,12 +201,14 @@ async def test_a_drained_node_ends_in_good_order_and_its_request_moves():
         assert await disagg("drain", victim, *at) == (0, "", "")
         assert await cluster.processes[victim].exited == 0
         result = await request
-        assert result.token_ids == predicted(PROMPT, 2_000)
+        assert result.token_ids == predicted(PROMPT, 1_500)
         assert result.finished.served_as == "resumed"
         assert result.finished.num_restarts == 1
         assert result.finished.decode_node != victim
         story = [event.what for event in await client.explain("mine")]
-        assert story[:5] == ["arrived", "queued", "paired", "reserved", "first token"]
+        # What the caches had is told in between.
+        steps = [what for what in story if what != "cached"]
+        assert steps[:5] == ["arrived", "queued", "paired", "reserved", "first token"]
         assert story[-1] == "ended"
         assert "broken" in story
         code, out, _ = await disagg("explain", "mine", *at)

@@ -65,8 +65,8 @@ def record_leases(pool: BlockPool) -> list[Lease]:
     leases: list[Lease] = []
     reserve = pool.reserve
 
-    def recording(num_blocks: int) -> Lease:
-        leases.append(reserve(num_blocks))
+    def recording(num_blocks: int, **options) -> Lease:
+        leases.append(reserve(num_blocks, **options))
         return leases[-1]
 
     pool.reserve = recording
