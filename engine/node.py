@@ -37,7 +37,9 @@ from engine.scheduler import Scheduler
 from engine.sequence import GenerationSpec
 from engine.served_model import ServedModel, pool_blocks
 from kvtransfer.blocks import BlockPool
+from kvtransfer.host_pages import HostPages
 from kvtransfer.lane_metrics import LaneMetrics
+from kvtransfer.memory import HostMemory
 from kvtransfer.messages import NodeKey
 from kvtransfer.wire import layout_to_pb, node_to_pb
 from protos.errors import Reason, ServingError
@@ -79,6 +81,7 @@ class Node:
         self.key = NodeKey(node_id=config.node_id, incarnation=secrets.randbits(63) | 1)
         self.pool = BlockPool(num_blocks, on_free=self._blocks_came_free)
         self.memory = placed.memory
+        self._pages = HostPages(placed.memory) if isinstance(placed.memory, HostMemory) else None
         self._load_executor = placed.load
         self.admission = Admission(
             self.pool, max_running=config.max_running, on_change=self._status_changed
@@ -179,6 +182,8 @@ class Node:
         """Loads and warms up in a thread, then serves. Raises StartError."""
         started = time.monotonic()
         try:
+            if self._pages is not None:
+                self._pages.start()
             executor, scheduler = await _in_daemon_thread(self._load)
         except ValueError as error:
             raise StartError(str(error)) from error
@@ -234,6 +239,8 @@ class Node:
         return None if serving is None else serving.engine.status()
 
     def _status_changed(self) -> None:
+        if self._pages is not None:
+            self._pages.reached(self.pool.num_reached)
         if self.membership is not None:
             self.membership.status_changed()
 

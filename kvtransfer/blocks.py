@@ -101,6 +101,8 @@ class BlockPool:
         self._count = dict.fromkeys(BlockState, 0)
         self._count[BlockState.FREE] = num_blocks
         self._next_lease_id = 1
+        # Blocks that were ever in use: those before it. Free ones are taken in order.
+        self.num_reached = 0
         self._on_free = on_free
 
     @property
@@ -260,6 +262,7 @@ class BlockPool:
         if not self._free:
             self._forgotten(self._cache.evict())
         index = self._free.pop()
+        self.num_reached = max(self.num_reached, index + 1)
         block = self._blocks[index]
         block.holders.add(lease_id)
         self._set(block, BlockState.RESERVED)
