@@ -4,8 +4,8 @@
 
 The kernel finds and clears a page when it is first written, in the middle of a step: 1 ms for the
 KV of a 256-token prompt, and 17 ms were seen in a virtual machine whose host did not have the
-memory at hand. With prefix caching every block of the pool is new once. So a thread of the lowest priority
-touches pages a little ahead; what is never reached is never taken.
+memory at hand. With prefix caching every block of the pool is new once. So a thread of the lowest
+priority touches pages a little ahead; what is never reached is never taken.
 """
 
 import ctypes
