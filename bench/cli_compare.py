@@ -4,7 +4,6 @@ from dataclasses import asdict
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from bench.compare import ComparePlan
 from bench.compare import compare as run_comparison
@@ -42,7 +41,7 @@ from bench.measured import GoodputRun, LoadRun
 from bench.report.facts import slo_text
 from bench.report.folders import COMPARISON_FILE, write_compare_report
 from bench.report.side_by_side import comparison_table
-from bench.report.table import rich_table
+from bench.report.table import print_table
 from bench.rounds import Measure
 from bench.run import LoadOptions
 from bench.slo import Slo
@@ -123,6 +122,6 @@ def compare(
             medians=found.medians,
             findings=found.findings,
         )
-        Console().print(rich_table(table))
+        print_table(table)
         typer.echo(found.sentence)
         report(f"written: {write_compare_report(folder)}")

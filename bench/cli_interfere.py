@@ -4,7 +4,6 @@ from dataclasses import asdict
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from bench.compare_options import (
     Folder,
@@ -27,7 +26,7 @@ from bench.interfere import FIGURES, InterfereLoad
 from bench.interfere_run import interfere as run_interference
 from bench.report.folders import SUMMARY_FILE, write_interfere_report
 from bench.report.side_by_side import medians_table
-from bench.report.table import rich_table
+from bench.report.table import print_table
 from coordinator.exits import exit_code_of_errors, report
 
 
@@ -88,5 +87,5 @@ def interfere(
             rounds=rounds,
             seed=seed,
         )
-        Console().print(rich_table(medians_table(FIGURES, runs)))
+        print_table(medians_table(FIGURES, runs))
         report(f"written: {write_interfere_report(folder)}")

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from bench.lengths import parse_lengths
 from bench.plan.advice import advise
@@ -22,7 +21,7 @@ from bench.plan.planned_nodes import (
 )
 from bench.plan.profiles import read_profile_file
 from bench.plan.tables import outlook_tables, to_json
-from bench.report.table import rich_table
+from bench.report.table import print_table
 from bench.slo import Slo
 from bench.traces import read_trace
 from coordinator.exits import exit_code_of_errors, report
@@ -141,8 +140,7 @@ def plan(
     if as_json:
         sys.stdout.write(json.dumps(to_json(found, advice)) + "\n")
         return
-    console = Console()
     for table in outlook_tables(found):
-        console.print(rich_table(table))
+        print_table(table)
     for sentence in advice:
-        console.print(sentence)
+        typer.echo(sentence)

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from bench.compare_options import (
     Burstiness,
@@ -35,7 +34,7 @@ from bench.prediction import find_profile, predictor
 from bench.ratio import RatioPoint, advice, sweep
 from bench.report.folders import RATIO_FILE, write_ratio_report
 from bench.report.ratio_page import ratio_table, split_of
-from bench.report.table import rich_table
+from bench.report.table import print_table
 from bench.slo import Slo
 from coordinator.exits import exit_code_of_errors, report
 
@@ -110,7 +109,7 @@ def ratio(
             workload=describe_recipe(recipe),
             seed=seed,
         )
-        Console().print(rich_table(ratio_table([split_of(point.to_dict()) for point in points])))
+        print_table(ratio_table([split_of(point.to_dict()) for point in points]))
         typer.echo(advice(points))
         report(f"written: {write_ratio_report(folder)}")
 

@@ -6,7 +6,6 @@ from typing import Annotated, Any
 
 import typer
 import uvloop
-from rich.console import Console
 
 from bench.deployment import Deployment
 from bench.lengths import parse_lengths
@@ -15,7 +14,7 @@ from bench.open_target import LocalCluster, Opened, Remote, Where, open_target
 from bench.recipe import Recipe
 from bench.report.folders import write_run_report
 from bench.report.measure_tables import count_table, latency_table
-from bench.report.table import rich_table
+from bench.report.table import print_table
 from bench.run import Goodput, LoadOptions, Outcome, check_fits, find_goodput, run_load, warm_up
 from bench.run_files import summarise, write_run
 from bench.slo import Slo
@@ -170,16 +169,13 @@ def _facts(opened: Opened, options: LoadOptions, recipe: Recipe) -> dict[str, ob
 
 
 def _show(summary: dict[str, Any]) -> None:
-    console = Console()
     measures = summary["measures"]
     slo = summary.get("slo") or {}
     words = ", ".join(f"{name} {value:g}" for name, value in slo.items() if value is not None)
-    console.print(rich_table(latency_table(measures)))
-    console.print(
-        rich_table(count_table(measures, slo=words, attainment=summary.get("attainment")))
-    )
+    print_table(latency_table(measures))
+    print_table(count_table(measures, slo=words, attainment=summary.get("attainment")))
     if "goodput" in summary:
-        console.print(f"goodput: {summary['goodput']['rate_per_s']:.3g} requests/s")
+        typer.echo(f"goodput: {summary['goodput']['rate_per_s']:.3g} requests/s")
     for reason in summary["validity"]["reasons"]:
         report(f"INVALID: {reason}")
 

@@ -19,8 +19,6 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from rich.console import Console
-
 from bench.deployment import Deployment, parse_deployment
 from bench.goodput import measure_goodput
 from bench.measures import measure
@@ -30,7 +28,7 @@ from bench.plan.demand import Demand, Recorded
 from bench.plan.predict import GOODPUT_ATTAINMENT, predict_goodput
 from bench.plan.profiles import read_cluster
 from bench.plan.simulate import simulate
-from bench.report.table import rich_table
+from bench.report.table import print_table
 from bench.run import LoadOptions, Outcome, run_load, warm_up
 from bench.slo import Slo, attainment
 from bench.targets import OurTarget, pin
@@ -105,9 +103,8 @@ def main() -> None:
     )
     names = args.deployment or (REAL if args.real else EMULATED)
     runs = asyncio.run(check_all(check, [_deployment(name) for name in names], is_real=args.real))
-    console = Console(width=160)
-    console.print(rich_table(agreement_table([run for run in runs if len(run.figures) > 1])))
-    console.print(rich_table(error_table(runs)))
+    print_table(agreement_table([run for run in runs if len(run.figures) > 1]))
+    print_table(error_table(runs))
     if args.output is not None:
         args.output.write_text(json.dumps([asdict(run) for run in runs], indent=2) + "\n")
 

@@ -2,8 +2,8 @@
 
     A/A pairs (the same deployment against itself) --> band: how far the mean effect can lie from
                                                        nothing though nothing differs
-    A/B pairs --> interval of the mean effect --> outside the band as a whole: better or worse
-                                                  else: cannot tell
+    A/B pairs --> mean effect and its interval --> the mean outside the band, the interval without
+                                                   equal: better or worse; else: cannot tell
 
 A figure is compared as a ratio per pair, or as a difference where it can be 0 (shares, counts).
 The word on serving follows from the deciding figure, SLO attainment or goodput, against every
@@ -80,9 +80,9 @@ def find(
     band = mean_interval(same_effects, seed=seed, num_resamples=num_resamples).reach
     interval = mean_interval(effects, seed=seed + 1, num_resamples=num_resamples)
     word = CANNOT_TELL
-    if interval.low > band:
+    if interval.low > 0 and interval.mean > band:
         word = WORSE if figure.is_lower_better else BETTER
-    elif interval.high < -band:
+    elif interval.high < 0 and interval.mean < -band:
         word = BETTER if figure.is_lower_better else WORSE
     shown = (interval.mean, interval.low, interval.high)
     if not figure.is_difference:

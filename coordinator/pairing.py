@@ -179,18 +179,29 @@ def _why_local(
     decode: DecodeOffer, prefills: Iterable[PrefillOffer], remote: _Remote | None, need: Need
 ) -> str:
     """The reason to prefill on this node; empty if there is none."""
-    gain_ms = remote.score[0] - _local_score(decode)[0] if remote else 0.0
     if decode.is_short and decode.num_cached >= MOST_OF_IT * need.num_prompt_tokens:
-        # Also if the pair would be sooner by less than a step: the prefill node's time is others'.
-        return "prefix cached" if gain_ms > -decode.node.step_budget_ms else ""
+        # Also if the pair would be better by less than a step: the prefill node's time is others'.
+        is_worth_it = remote is None or _gain_ms(decode, remote, need) > -decode.node.step_budget_ms
+        return "prefix cached" if is_worth_it else ""
     if remote is not None:
         is_busy = remote.prefill.node.ahead_ms > 0
+        gain_ms = remote.score[0] - _local_score(decode)[0]
         is_sooner = is_busy and decode.is_short and gain_ms > 0
         return "short prompt, prefill busy" if is_sooner else ""
     there = decode.num_cached
     if all(decode.local_ms < offer.first_token_ms(num_cached_there=there) for offer in prefills):
         return "prefill saturated"
     return ""
+
+
+def _gain_ms(decode: DecodeOffer, remote: _Remote, need: Need) -> float:
+    """By which this node alone is better than the pair. What its cache saves is counted as the
+    prefill node would compute it: it is most of the prompt, and measured profiles of two equal
+    nodes differ by some percent."""
+    prefill = remote.prefill
+    saved_ms = (prefill.compute_ms + prefill.saved_ms) * decode.num_cached / need.num_prompt_tokens
+    alone_ms = decode.local_ms + ITL_WEIGHT * decode.itl_ms - SAVED_WEIGHT * saved_ms
+    return remote.score[0] - alone_ms
 
 
 def _local(decode: DecodeOffer, reason: str) -> Pair:

@@ -51,8 +51,8 @@ def comparison_table(
         rows=rows,
         note="Ratios below 1 are better for times, above 1 for tok/s; in brackets the 95 % "
         "interval. Counts, shares and goodput are compared as differences. A word is given only "
-        "where the whole interval lies outside the A/A band; a median is marked only where it "
-        "leads by more than the band.",
+        "where the mean effect lies outside the A/A band and the interval on one side of equal; a "
+        "median is marked only where it leads by more than the band.",
     )
 
 

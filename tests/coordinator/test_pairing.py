@@ -457,6 +457,12 @@ def test_a_decode_node_that_has_nearly_all_of_the_prompt_computes_the_rest(decod
     assert choose_pair(nodes, LONG, may_be_local=False).reason == "paired"
 
 
+def test_a_cached_prompt_stays_where_it_is_though_the_prefill_node_was_measured_slower():
+    # Both have 90 of 105 tokens. SLOW saves 180 ms by them, twice what the decode node does.
+    nodes = [having("p0", 9, profile=SLOW), having("d0", 9)]
+    assert choose_pair(nodes, LONG).reason == "prefix cached"
+
+
 def test_a_hot_prefix_does_not_pile_everything_on_one_decode_node():
     # A stream more costs 2 ms between tokens, 64 times: 128 ms. 9 blocks there are worth the 90 ms
     # that they save, the 90 ms by which the first token is sooner, and a step of 50 ms.
