@@ -7,6 +7,7 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
+from bench import recipe as recipes
 from bench.cli import serving_commands
 from bench.cli_app import app
 from bench.cli_run import _slo
@@ -78,6 +79,7 @@ class Limited:
 
 async def test_a_search_runs_each_rate_with_prompts_of_its_own(monkeypatch):
     target = Limited(limit_per_s=500)
+    monkeypatch.setattr(recipes, "MIN_TTFTS", 0)
 
     class Rated(Recipe):
         def at_rate(self, rate_per_s: float) -> Recipe:
@@ -98,6 +100,14 @@ async def test_a_search_runs_each_rate_with_prompts_of_its_own(monkeypatch):
     assert found.rate_per_s == 500
     assert found.best.measures.outcomes["ok"] == 10
     assert len({tuple(prompt) for prompt in target.prompts}) == len(target.prompts)
+
+
+def test_a_run_of_a_search_lasts_ten_ttft_bounds_at_any_rate():
+    recipe = Recipe(num_input=Fixed(9), num_output=Fixed(1), cv=0, num_requests=10)
+    asked = recipe.for_search(ttft_ms=500)
+    # 5 s at 1 per second would be 5 requests; 10 are the least.
+    assert len(asked.at_rate(1).workload().arrivals) == 10
+    assert len(asked.at_rate(40).workload().arrivals) == 200
 
 
 def test_requests_that_are_too_long_are_named_before_the_run():
