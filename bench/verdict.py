@@ -18,6 +18,8 @@ from bench.bootstrap import NUM_RESAMPLES, differences, log_ratios, mean_interva
 
 # With fewer pairs, their own range is no 95 % interval whatever is done to them.
 MIN_PAIRS = 5
+# A ratio nearer to equal than this is never called a difference, however steady it is.
+LEAST_BAND = 0.01
 
 BETTER, WORSE, CANNOT_TELL = "better", "worse", "cannot tell"
 DISAGGREGATE, COLOCATE = "disaggregate", "colocate"
@@ -78,6 +80,8 @@ def find(
     if min(len(same_effects), len(effects)) < MIN_PAIRS:
         return Finding(figure=figure, rival=rival, word=CANNOT_TELL, num_pairs=len(effects))
     band = mean_interval(same_effects, seed=seed, num_resamples=num_resamples).reach
+    if not figure.is_difference:
+        band = max(band, math.log1p(LEAST_BAND))
     interval = mean_interval(effects, seed=seed + 1, num_resamples=num_resamples)
     word = CANNOT_TELL
     if interval.low > 0 and interval.mean > band:
