@@ -30,6 +30,7 @@ MAX_RESTARTS = 4
 # How long a request that has lost its nodes waits for others to come.
 NODES_WAIT_S = 10.0
 _NODES_RETRY_S = 0.1
+_AT_ONCE_S = 0.01
 # What is nobody's fault but a node's, or the moment's.
 _RECOVERABLE = frozenset(
     {
@@ -110,16 +111,21 @@ class Request:
         return [answer for answer in self.answers if answer.finish is None]
 
     async def _pair(self) -> Claim:
-        """Waits for a pair; once nodes were lost, also for there to be any."""
-        give_up = _now() + NODES_WAIT_S
+        """Waits for a pair; where there were nodes when it came, also for there to be any again."""
+        began = _now()
+        give_up: float | None = None
         while True:
             try:
                 async with until(self._deadline):
                     claim = await self._queue.pair(self._place, self.checked.need(self._unfinished))
                 break
             except ServingError as error:
-                if error.reason is not Reason.NO_NODES or not self.num_restarts:
+                # Who arrives when nobody is there hears so at once; who has waited for its turn had
+                # nodes to wait for.
+                is_new = not self.num_restarts and _now() - began < _AT_ONCE_S
+                if error.reason is not Reason.NO_NODES or is_new:
                     raise
+                give_up = give_up or _now() + NODES_WAIT_S
                 if _now() > give_up:
                     raise
                 async with until(self._deadline):

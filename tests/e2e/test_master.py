@@ -22,7 +22,7 @@ from tests.e2e.serving import collect, near_ties, wait_all_available
 from tests.models import reference_model
 
 MODEL = "smollm2-135m"
-NUM_TOKENS = 24
+NUM_TOKENS = 18
 AT_ONCE = 8
 NODE_OPTIONS = {
     "model": MODEL,

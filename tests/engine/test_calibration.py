@@ -51,3 +51,21 @@ def test_calibration_fits_any_context_and_gives_its_blocks_back(max_model_len: i
     fitted = calibrate(executor, pool, max_model_len=max_model_len)
     assert fitted.predict_ms(decode_shape(0)) > 0
     assert pool.counts().available == 40
+
+
+def test_rows_of_a_batch_read_blocks_of_their_own():
+    plans = []
+
+    class Recording(EmulatedExecutor):
+        def execute(self, plan):
+            plans.append(plan)
+            return super().execute(plan)
+
+    folder: Path = resolve_model("emulated", allow_download=False).folder
+    memory = HostMemory(emulated_layout(model="emulated", block_size=16), 200)
+    calibrate(Recording(folder=folder, memory=memory), BlockPool(200), max_model_len=4000)
+    batches = [plan.rows for plan in plans if len(plan.rows) == 8]
+    assert {row.start for rows in batches for row in rows} == {15, 255}
+    for rows in batches:
+        blocks = [block for row in rows for block in row.block_table]
+        assert len(blocks) == len(set(blocks)) == 8 * -(-(rows[0].start + 1) // 16)
