@@ -2,7 +2,7 @@
 
     constant   every 1/rate s
     gamma      independent gaps, gamma distributed; cv is their deviation divided by their mean
-    poisson    gamma with cv 1: nobody knows of anybody
+               with cv 1 Poisson: nobody knows of anybody
 
     arrival_times + bench/lengths.py --make_workload--> Workload
 
@@ -30,10 +30,6 @@ def arrival_times(rate_per_s: float, *, cv: float, seed: int) -> Iterator[float]
 
 def constant(rate_per_s: float) -> Iterator[float]:
     return (number / rate_per_s for number in itertools.count(1))
-
-
-def poisson(rate_per_s: float, *, rng: random.Random) -> Iterator[float]:
-    return gamma(rate_per_s, cv=1.0, rng=rng)
 
 
 def gamma(rate_per_s: float, *, cv: float, rng: random.Random) -> Iterator[float]:

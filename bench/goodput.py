@@ -8,6 +8,8 @@ Pure: a live run and a simulation ask the same questions.
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+# A rate holds if at least this share of all offered requests meets the SLO.
+GOODPUT_ATTAINMENT = 0.9
 MAX_DOUBLINGS = 40
 MAX_HALVINGS = 8
 

@@ -12,7 +12,6 @@ have a core per thread. Runs whose client was late are shown and not counted.
 import argparse
 import asyncio
 import json
-import shutil
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -20,12 +19,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from bench.deployment import Deployment, parse_deployment
-from bench.goodput import measure_goodput
+from bench.emulated_model import emulated_model
+from bench.goodput import GOODPUT_ATTAINMENT, measure_goodput
 from bench.measures import measure
 from bench.plan.agreement import Agreement, Figure, agreement_table, error_table, figures
 from bench.plan.cluster_model import ClusterModel
 from bench.plan.demand import Demand, Recorded
-from bench.plan.predict import GOODPUT_ATTAINMENT, predict_goodput
+from bench.plan.predict import predict_goodput
 from bench.plan.profiles import read_cluster
 from bench.plan.simulate import simulate
 from bench.report.table import print_table
@@ -34,7 +34,6 @@ from bench.slo import Slo, attainment
 from bench.targets import OurTarget, pin
 from bench.traces import read_trace
 from coordinator.supervisor import Cluster
-from engine.catalog import resolve_model
 
 EMULATED = ("4 colocated", "1P3D", "2P2D", "8 colocated", "2P6D", "4P4D", "16 colocated",
             "4P12D", "8P8D")  # fmt: skip
@@ -237,9 +236,12 @@ async def _as_planned(deployment: Deployment, address: str) -> ClusterModel:
 @asynccontextmanager
 async def _served(deployment: Deployment, *, is_real: bool) -> AsyncIterator[Cluster]:
     with tempfile.TemporaryDirectory(prefix="disagg-plan-check-") as folder:
-        model = "smollm2-135m" if is_real else str(_slow_model(Path(folder) / "slow"))
+        model = (
+            "smollm2-135m" if is_real else str(emulated_model(Path(folder) / "slow", SLOW_PROFILE))
+        )
         options: dict[str, object] = {"threads": deployment.threads}
         if not is_real:
+            model = str(emulated_model(Path(folder) / "slow", SLOW_PROFILE))
             options |= {"kv_memory_gb": EMULATED_KV_GB, "step_budget_ms": SLOW_BUDGET_MS}
         async with Cluster(
             model=model,
@@ -251,14 +253,6 @@ async def _served(deployment: Deployment, *, is_real: bool) -> AsyncIterator[Clu
             if is_real:
                 print(f"{deployment.name}: {pin(cluster, threads=deployment.threads)}")
             yield cluster
-
-
-def _slow_model(folder: Path) -> Path:
-    """A copy of the emulated model with slow steps."""
-    shutil.copytree(resolve_model("emulated", allow_download=False).folder, folder)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"cost_profile": SLOW_PROFILE}))
-    return folder
 
 
 def _deployment(name: str) -> Deployment:

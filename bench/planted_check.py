@@ -7,8 +7,6 @@ should call the slow one worse, and say "cannot tell" of the twin.
 
 import argparse
 import asyncio
-import json
-import shutil
 import tempfile
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -16,6 +14,7 @@ from pathlib import Path
 
 from bench.contender import Served
 from bench.deployment import parse_deployment
+from bench.emulated_model import emulated_model
 from bench.figures import FIGURES
 from bench.lengths import Fixed
 from bench.measured import LoadRun
@@ -25,7 +24,6 @@ from bench.run import LoadOptions
 from bench.run_log import LoggedRun, pairs_of
 from bench.slo import Slo
 from bench.verdict import find
-from engine.catalog import resolve_model
 
 PLANTED = 1.2
 # Milliseconds, long beside what the machine adds.
@@ -71,7 +69,12 @@ async def compare(args: argparse.Namespace, folder: Path, *, seed: int) -> list[
             await stack.enter_async_context(
                 Served(
                     parse_deployment(args.deployment),
-                    model=str(_model(folder / f"model {name}", factor)),
+                    model=str(
+                        emulated_model(
+                            folder / f"model {name}",
+                            {cost: factor * value for cost, value in _PROFILE.items()},
+                        )
+                    ),
                     kv_memory_gb=0.001,
                     log_dir=folder / name,
                     name=name,
@@ -103,15 +106,6 @@ def verdicts(runs: list[LoggedRun]) -> list[str]:
             words.append(f"{name} {find(figure, rival=name, same=same, pairs=pairs).describe()}")
         lines.append(f"{figure.title}: {'; '.join(words)}")
     return lines
-
-
-def _model(folder: Path, factor: float) -> Path:
-    """A copy of the emulated model with steps of its own."""
-    shutil.copytree(resolve_model("emulated", allow_download=False).folder, folder)
-    config = json.loads((folder / "config.json").read_text())
-    config["cost_profile"] = {name: factor * value for name, value in _PROFILE.items()}
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from bench.replay.cache import LeafLru
 from bench.replay.cluster import PROFILE, SimulatedCluster
-from bench.replay.trace import BLOCK_SIZE, TracedRequest, read_trace
+from bench.replay.trace import BLOCK_SIZE, TracedRequest, read_hashes
 from engine.cost_model import chunk_shape
 
 
@@ -90,7 +90,7 @@ def main() -> None:
     print("| trace | nodes | hit rate | one LRU | max / mean computed | mean TTFT | decision |")
     print("|--|--|--|--|--|--|--|")
     for path in args.traces:
-        trace = read_trace(path)
+        trace = read_hashes(path)
         for num_nodes in map(int, args.nodes.split(",")):
             for num_prefill in (num_nodes, 0):
                 outcome = replay(

@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
 from bench.driver import DEFAULT_DRAIN_S, Driven, Watcher, drive_closed, drive_open
-from bench.goodput import Search
+from bench.goodput import GOODPUT_ATTAINMENT, Search
 from bench.measures import Measures, measure
 from bench.node_use import NodeUse
 from bench.prompts import Prompted, Prompts, with_prompts
@@ -24,7 +24,6 @@ from bench.slo import Slo, attainment
 from bench.targets import OurTarget, Target
 from bench.workload import Arrival, Workload
 
-GOODPUT_ATTAINMENT = 0.9
 _WARM_UP = Arrival(at_s=0.0, num_input=64, num_output=8)
 _NUM_WARM_UP = 4
 # Prompts of a seed's runs: the warm-up's, then those of each rate of a search.

@@ -11,6 +11,15 @@ from kvtransfer.layout import first_difference
 from protos.errors import Reason, ServingError
 
 
+def check_served(nodes: Iterable[NodeEntry], need: Need) -> None:
+    """Raises ServingError (NO_NODES) where nobody is there who could serve it now or later."""
+    is_one_token = need.is_one_token
+    for node in nodes:
+        if node.is_usable and (not node.is_prefill or (is_one_token and not node.is_refusing)):
+            return
+    raise ServingError(Reason.NO_NODES, "no decode node is serving", retry_after_s=1.0)
+
+
 def has_room(node: NodeEntry, need: Need) -> bool:
     """Blocks for the prompt and the next tokens of each choice, beside a growing batch."""
     running = node.num_running + node.num_held

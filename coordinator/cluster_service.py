@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 
-from coordinator.registry import NO_PROFILE, NodeEntry, Registry
+from coordinator.registry import NO_PROFILE, NodeEntry, NodeLoad, Registry
 from engine.cost_wire import cost_profile_from_pb, cost_profile_to_pb
 from kvtransfer.messages import NodeKey
 from kvtransfer.wire import layout_from_pb, layout_to_pb, node_from_pb, node_to_pb
@@ -213,17 +213,20 @@ def _update(entry: NodeEntry, status: cluster_pb2.NodeStatus) -> bool:
     """Takes in a status unless a later one is known. True if pairing could decide otherwise."""
     if status.seq <= entry.status_seq:
         return False
-    before = _pairing_view(entry)
-    entry.status_seq = status.seq
+    before = entry.pairing_view
     entry.is_serving = status.state == cluster_pb2.NODE_STATE_SERVING and not entry.drain_asked
     entry.is_draining = status.state == cluster_pb2.NODE_STATE_DRAINING or entry.drain_asked
-    entry.available_blocks = status.available_blocks
-    entry.num_running = status.num_running
-    entry.num_queued = status.num_queued
-    entry.queued_tokens = status.queued_tokens
-    entry.unseen_tokens = 0
-    entry.num_decoding = status.num_decoding
-    entry.decode_context = status.decode_context
+    entry.take_in(
+        NodeLoad(
+            seq=status.seq,
+            available_blocks=status.available_blocks,
+            num_running=status.num_running,
+            num_queued=status.num_queued,
+            queued_tokens=status.queued_tokens,
+            num_decoding=status.num_decoding,
+            decode_context=status.decode_context,
+        )
+    )
     entry.num_steps = status.step
     entry.step_predicted_s = status.step_predicted.ToNanoseconds() / 1e9
     if status.HasField("cost_profile"):
@@ -231,18 +234,7 @@ def _update(entry: NodeEntry, status: cluster_pb2.NodeStatus) -> bool:
     entry.loaded_percent = status.loaded_percent
     has_step = status.HasField("step_age")
     entry.step_age_s = status.step_age.ToNanoseconds() / 1e9 if has_step else None
-    return before != _pairing_view(entry)
-
-
-def _pairing_view(entry: NodeEntry) -> tuple[object, ...]:
-    """What pairing decides by."""
-    return (
-        entry.is_usable,
-        entry.available_blocks,
-        entry.num_running,
-        entry.is_refusing,
-        entry.ahead_ms,
-    )
+    return before != entry.pairing_view
 
 
 def _role(node: NodeEntry) -> cluster_pb2.NodeRole:

@@ -17,11 +17,10 @@ nobody has room now.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from coordinator.able import has_room, large_enough, long_enough, with_a_match
+from coordinator.able import check_served, has_room, large_enough, long_enough, with_a_match
 from coordinator.need import Need
 from coordinator.offers import DecodeOffer, PrefillOffer, decode_offer, prefill_offer
 from coordinator.registry import NodeEntry
-from protos.errors import Reason, ServingError
 
 # A prefill node is sent the next prompt when it has less than this to do: enough to keep it busy,
 # little enough to keep the queue here, in fair order, and reservations short.
@@ -76,13 +75,13 @@ def choose_pair(
 
     Raises ServingError when no node that is there could ever serve the request.
     """
+    nodes = list(nodes)
+    check_served(nodes, need)
     usable = [node for node in nodes if node.is_usable]
     decodes = [node for node in usable if not node.is_prefill]
     prefills = [node for node in usable if node.is_prefill and not node.is_refusing]
     if prefills and need.is_one_token:
         return _one_token(long_enough(prefills, need.max_num_tokens), need)
-    if not decodes:
-        raise ServingError(Reason.NO_NODES, "no decode node is serving", retry_after_s=1.0)
     decodes = long_enough(decodes, need.max_num_tokens)
     prefills = prefills and long_enough(prefills, need.num_prompt_tokens + 1)
     if need.num_choices > 1:
@@ -185,8 +184,7 @@ def _why_local(
         return "prefix cached" if is_worth_it else ""
     if remote is not None:
         is_busy = remote.prefill.node.ahead_ms > 0
-        gain_ms = remote.score[0] - _local_score(decode)[0]
-        is_sooner = is_busy and decode.is_short and gain_ms > 0
+        is_sooner = is_busy and decode.is_short and _gain_ms(decode, remote, need) > 0
         return "short prompt, prefill busy" if is_sooner else ""
     there = decode.num_cached
     if all(decode.local_ms < offer.first_token_ms(num_cached_there=there) for offer in prefills):

@@ -91,6 +91,10 @@ class PairingQueue:
         """A place in line for a request that arrives now."""
         return self._line.place(need, priority=priority, tenant=tenant)
 
+    def check_served(self, need: Need) -> None:
+        """Raises ServingError (NO_NODES) for a new request that nobody is there for."""
+        self._line.check_served(need)
+
     def admit(self, place: Place, need: Need, *, remaining_s: float) -> None:
         """Refuses a new request that there is no room for, or no time. Raises ServingError."""
         self._line.admit(place, need, remaining_s=remaining_s)

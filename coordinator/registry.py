@@ -31,6 +31,19 @@ MAX_AVOID_S = 8.0
 STUCK_FACTOR = 20.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeLoad:
+    """What a status tells of a node's work; seq orders it."""
+
+    seq: int
+    available_blocks: int
+    num_running: int
+    num_queued: int
+    queued_tokens: int
+    num_decoding: int
+    decode_context: int
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class NodeEntry:
     """One registered node: its registration, its last status, and this coordinator's claims."""
@@ -104,6 +117,28 @@ class NodeEntry:
         """Predicted compute of the prompt tokens that wait here and are not cached: what the node
         has told, and what this coordinator has sent since."""
         return (self.queued_tokens + self.unseen_tokens) * self.profile.prefill_token_ms
+
+    def take_in(self, load: NodeLoad) -> None:
+        """What this coordinator had sent is in it, or counts no more."""
+        self.status_seq = load.seq
+        self.available_blocks = load.available_blocks
+        self.num_running = load.num_running
+        self.num_queued = load.num_queued
+        self.queued_tokens = load.queued_tokens
+        self.unseen_tokens = 0
+        self.num_decoding = load.num_decoding
+        self.decode_context = load.decode_context
+
+    @property
+    def pairing_view(self) -> tuple[object, ...]:
+        """What pairing decides by: it is asked again when this is another."""
+        return (
+            self.is_usable,
+            self.available_blocks,
+            self.num_running,
+            self.is_refusing,
+            self.ahead_ms,
+        )
 
     @property
     def is_refusing(self) -> bool:

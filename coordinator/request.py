@@ -27,10 +27,9 @@ from protos.pd.v1 import generation_pb2, types_pb2
 
 # Nodes that a request may lose before it is given up; preemptions do not count.
 MAX_RESTARTS = 4
-# How long a request that has lost its nodes waits for others to come.
+# How long a request waits for nodes to come while there are none.
 NODES_WAIT_S = 10.0
 _NODES_RETRY_S = 0.1
-_AT_ONCE_S = 0.01
 # What is nobody's fault but a node's, or the moment's.
 _RECOVERABLE = frozenset(
     {
@@ -89,7 +88,9 @@ class Request:
     async def responses(self) -> AsyncGenerator[generation_pb2.GenerateResponse, None]:
         """Deltas, then finished. Raises ServingError."""
         remaining_s = self._deadline - _now()
-        self._queue.admit(self._place, self.checked.need(self.answers), remaining_s=remaining_s)
+        need = self.checked.need(self.answers)
+        self._queue.check_served(need)
+        self._queue.admit(self._place, need, remaining_s=remaining_s)
         self._timeline.add("queued", waiting=len(self._queue))
         while True:
             claim = await self._pair()
@@ -111,8 +112,7 @@ class Request:
         return [answer for answer in self.answers if answer.finish is None]
 
     async def _pair(self) -> Claim:
-        """Waits for a pair; where there were nodes when it came, also for there to be any again."""
-        began = _now()
+        """Waits for a pair, and for there to be nodes again: there were some when it came."""
         give_up: float | None = None
         while True:
             try:
@@ -120,10 +120,7 @@ class Request:
                     claim = await self._queue.pair(self._place, self.checked.need(self._unfinished))
                 break
             except ServingError as error:
-                # Who arrives when nobody is there hears so at once; who has waited for its turn had
-                # nodes to wait for.
-                is_new = not self.num_restarts and _now() - began < _AT_ONCE_S
-                if error.reason is not Reason.NO_NODES or is_new:
+                if error.reason is not Reason.NO_NODES:
                     raise
                 give_up = give_up or _now() + NODES_WAIT_S
                 if _now() > give_up:

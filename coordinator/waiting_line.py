@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, TypeVar
 
+from coordinator.able import check_served
 from coordinator.fair_line import FairLine, Place
 from coordinator.need import Need
 from coordinator.offers import cached_tokens
@@ -66,6 +67,10 @@ class WaitingLine(Generic[T]):
             tenant=tenant,
             num_tokens=need.num_tokens,
         )
+
+    def check_served(self, need: Need) -> None:
+        """Refuses a new request that nobody is there for: who waits already is waited with."""
+        check_served(self._nodes(), need)
 
     def admit(self, place: Place, need: Need, *, remaining_s: float) -> None:
         """Refuses a new request that there is no room for, or no time. Raises ServingError."""

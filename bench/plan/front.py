@@ -13,11 +13,11 @@ from bench.plan.calls import DecodeCall, PrefillCall, PrefillTurns
 from bench.plan.clock import Clock
 from bench.plan.cluster_model import ClusterModel
 from bench.plan.lane import SimulatedLane
-from bench.plan.nodes import SimulatedNode, Status
+from bench.plan.nodes import SimulatedNode
 from bench.plan.request import PlannedRequest
 from coordinator.pairing import Pair
 from coordinator.queue import Claim
-from coordinator.registry import NodeEntry, Registry
+from coordinator.registry import NodeEntry, NodeLoad, Registry
 from coordinator.waiting_line import WaitingLine
 from protos.errors import ServingError
 
@@ -227,22 +227,10 @@ class SimulatedFront:
         request.end(self._clock.now_s, outcome=outcome, error=error)
         self._on_end(request)
 
-    def _take_status(self, entry: NodeEntry, status: Status) -> None:
-        """As coordinator/cluster_service.py takes in a status of a node that serves."""
-        if status.seq <= entry.status_seq:
+    def _take_status(self, entry: NodeEntry, load: NodeLoad) -> None:
+        if load.seq <= entry.status_seq:
             return
-        before = _pairing_view(entry)
-        entry.status_seq = status.seq
-        entry.available_blocks = status.available_blocks
-        entry.num_running = status.num_running
-        entry.num_queued = status.num_queued
-        entry.queued_tokens = status.queued_tokens
-        entry.unseen_tokens = 0
-        entry.num_decoding = status.num_decoding
-        entry.decode_context = status.decode_context
-        if before != _pairing_view(entry):
+        before = entry.pairing_view
+        entry.take_in(load)
+        if before != entry.pairing_view:
             self._registry.changed()
-
-
-def _pairing_view(entry: NodeEntry) -> tuple[object, ...]:
-    return (entry.available_blocks, entry.num_running, entry.is_refusing, entry.ahead_ms)

@@ -7,12 +7,12 @@ Statuses go to the coordinator as a live node's do: a little after a change, and
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from bench.plan.clock import Clock, Event
 from bench.plan.cluster_model import ClusterModel, NodeModel
 from bench.plan.lane import LaneEnd, Link
 from bench.plan.step_loop import StepLoop
+from coordinator.registry import NodeLoad
 from engine.backlog import Backlog
 from engine.claims import Claims
 from engine.membership import COALESCE_S, HEARTBEAT_S
@@ -38,19 +38,6 @@ class BytelessMemory:
         raise AssertionError("planned blocks hold no bytes")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Status:
-    """What a node tells its coordinator."""
-
-    seq: int
-    available_blocks: int
-    num_running: int
-    num_queued: int
-    queued_tokens: int
-    num_decoding: int
-    decode_context: int
-
-
 class SimulatedNode:
     """One node of either role. on_status is told each status when the coordinator gets it."""
 
@@ -62,7 +49,7 @@ class SimulatedNode:
         name: str,
         cluster: ClusterModel,
         model: NodeModel,
-        on_status: Callable[[Status], None],
+        on_status: Callable[[NodeLoad], None],
         may_leap: bool,
     ) -> None:
         layout = cluster.layout
@@ -123,10 +110,10 @@ class SimulatedNode:
             soon_s = min(self._clock.now_s + COALESCE_S, self._told_s + HEARTBEAT_S)
             self._next_status = self._clock.at(soon_s, self._tell)
 
-    def status(self) -> Status:
+    def status(self) -> NodeLoad:
         self.loop.catch_up()
         self._status_seq += 1
-        return Status(
+        return NodeLoad(
             seq=self._status_seq,
             available_blocks=self.pool.counts().available,
             num_running=self.room.num_running,

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from bench.goodput import highest_rate
+from bench.goodput import GOODPUT_ATTAINMENT, highest_rate
 from bench.measures import Dist, dist_ms
 from bench.plan.cluster_model import ClusterModel
 from bench.plan.demand import Demand
@@ -20,7 +20,6 @@ from bench.plan.simulate import NodeUse, simulate
 from bench.records import OK, REFUSED, RequestRecord
 from bench.slo import Slo, attainment
 
-GOODPUT_ATTAINMENT = 0.9
 DEFAULT_SEEDS = (0, 1, 2)
 
 

@@ -1,17 +1,16 @@
-"""Traces of block hashes, in the format of Mooncake's: one JSON object per line.
-
-    {"timestamp": ms, "input_length": tokens, "output_length": tokens, "hash_ids": [block, ...]}
+"""Block hashes of a trace (bench/traces.py, Mooncake's format), as caches see them.
 
 A hash id names a 512-token block and all that is before it. The last, partial block of a prompt is
 left out: nodes cache full blocks only.
 """
 
 import itertools
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
-BLOCK_SIZE = 512
+from bench.traces import MOONCAKE_BLOCK_TOKENS, read_trace
+
+BLOCK_SIZE = MOONCAKE_BLOCK_TOKENS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,22 +23,21 @@ class TracedRequest:
     chain: tuple[bytes, ...]
 
 
-def read_trace(path: Path) -> list[TracedRequest]:
+def read_hashes(path: Path) -> list[TracedRequest]:
     """All requests in order; those of one timestamp are spread evenly until the next one."""
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    grouped = itertools.groupby(rows, key=lambda row: row["timestamp"])
-    groups = [(float(stamp), list(group)) for stamp, group in grouped]
-    ends = [stamp for stamp, _ in groups[1:]] + [groups[-1][0]]
+    grouped = itertools.groupby(read_trace(path).arrivals, key=lambda arrival: arrival.at_s)
+    groups = [(at_s, list(group)) for at_s, group in grouped]
+    ends_s = [at_s for at_s, _ in groups[1:]] + [groups[-1][0]]
     return [
         TracedRequest(
-            arrival_s=(stamp + (end - stamp) * index / len(group)) / 1e3,
-            num_prompt_tokens=row["input_length"],
-            num_output_tokens=row["output_length"],
+            arrival_s=at_s + (end_s - at_s) * index / len(group),
+            num_prompt_tokens=arrival.num_input,
+            num_output_tokens=arrival.num_output,
             chain=tuple(
                 block.to_bytes(8, "big")
-                for block in row["hash_ids"][: row["input_length"] // BLOCK_SIZE]
+                for block in arrival.block_ids[: arrival.num_input // BLOCK_SIZE]
             ),
         )
-        for (stamp, group), end in zip(groups, ends, strict=True)
-        for index, row in enumerate(group)
+        for (at_s, group), end_s in zip(groups, ends_s, strict=True)
+        for index, arrival in enumerate(group)
     ]

@@ -7,7 +7,7 @@ import pytest
 
 from bench.prefix_replay import replay, with_one_lru
 from bench.replay.cache import LeafLru
-from bench.replay.trace import TracedRequest, read_trace
+from bench.replay.trace import TracedRequest, read_hashes
 
 
 def hashes(*blocks: int) -> tuple[bytes, ...]:
@@ -35,7 +35,7 @@ def test_a_trace_is_read_with_full_blocks_only_and_spread_arrivals(tmp_path: Pat
             for at, length, blocks in rows
         )
     )
-    read = read_trace(path)
+    read = read_hashes(path)
     assert [one.arrival_s for one in read] == [0.0, 1.5, 3.0]
     assert [one.chain for one in read] == [hashes(1, 2), hashes(1, 2), ()]
     assert [one.num_prompt_tokens for one in read] == [1024, 1500, 511]
