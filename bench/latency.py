@@ -16,9 +16,12 @@ import tempfile
 import time
 from pathlib import Path
 
-from bench.load import Sample, report, run, summarise
-from bench.prompts import VOCAB
+from bench.driver import Driven, drive_closed
+from bench.measures import Dist, measure
+from bench.prompts import VOCAB, with_prompts
+from bench.records import OK, RequestRecord
 from bench.targets import OurTarget, pin
+from bench.workload import Arrival, Workload
 from coordinator.supervisor import Cluster
 from engine.catalog import resolve_model
 
@@ -65,7 +68,7 @@ async def measure_cluster(args: argparse.Namespace, log_dir: Path) -> None:
         # Once through, not counted.
         await run(target, num_input=64, num_output=8, concurrency=2, num_requests=4, rng=rng)
         for concurrency in args.concurrency:
-            summary = await run(
+            driven = await run(
                 target,
                 num_input=args.input,
                 num_output=args.output,
@@ -73,8 +76,45 @@ async def measure_cluster(args: argparse.Namespace, log_dir: Path) -> None:
                 num_requests=max(args.requests, concurrency),
                 rng=rng,
             )
-            report(f"c={concurrency}", summary)
+            report(f"c={concurrency}", driven)
         await target.close()
+
+
+async def run(
+    target: OurTarget,
+    *,
+    num_input: int,
+    num_output: int,
+    concurrency: int,
+    num_requests: int,
+    rng: random.Random,
+) -> Driven:
+    """num_requests requests, concurrency at a time. Raises RuntimeError where one is not served."""
+    arrival = Arrival(at_s=0.0, num_input=num_input, num_output=num_output)
+    workload = Workload(name="", arrivals=(arrival,) * num_requests)
+    requests = with_prompts(workload, seed=rng.getrandbits(32), vocab=await target.vocab())
+    driven = await drive_closed(target, requests, concurrency=concurrency)
+    for record in driven.records:
+        if record.outcome != OK:
+            raise RuntimeError(f"request {record.index} {record.outcome}: {record.error}")
+    return driven
+
+
+def report(name: str, driven: Driven) -> None:
+    """Medians in one line; disagg bench run shows everything else."""
+    measures = measure(driven.records, wall_s=driven.wall_s)
+    print(
+        f"{name:12} n={measures.num_offered:3}"
+        f" | TTFT p50 {_p50(measures.ttft_ms, 7)}"
+        f" | TPOT p50 {_p50(measures.tpot_ms, 6)}"
+        f" | token 1 to 2 p50 {_p50(measures.handoff_gap_ms, 6)}"
+        f" | {measures.output_tok_s:6.1f} output tok/s",
+        flush=True,
+    )
+
+
+def _p50(dist: Dist | None, width: int) -> str:
+    return " " * (width + 3) if dist is None else f"{dist.p50:{width}.1f} ms"
 
 
 def measure_transformers(args: argparse.Namespace) -> None:
@@ -98,20 +138,24 @@ def measure_transformers(args: argparse.Namespace) -> None:
             )
         return time.monotonic() - before
 
-    samples, whole_s = [], 0.0
-    for _ in range(max(3, args.requests // 4)):
+    records, began_s = [], 0.0
+    for index in range(max(3, args.requests // 4)):
         prompt = torch.tensor([rng.choices(VOCAB, k=args.input)])
         first_s, all_s = generate_s(prompt, 1), generate_s(prompt, args.output)
-        whole_s += all_s
-        samples.append(
-            Sample(
-                ttft_s=first_s,
-                tpot_s=(all_s - first_s) / max(1, args.output - 1),
-                handoff_gap_s=None,
-                num_tokens=args.output,
+        first, last = (began_s + first_s, 1), (began_s + all_s, args.output - 1)
+        records.append(
+            RequestRecord(
+                index=index,
+                offered_s=began_s,
+                sent_s=began_s,
+                num_input=args.input,
+                num_output=args.output,
+                chunks=(first, last) if args.output > 1 else (first,),
+                ended_s=began_s + all_s,
             )
         )
-    report("c=1", summarise(samples, whole_s))
+        began_s += all_s
+    report("c=1", Driven(records=records, wall_s=began_s))
 
 
 if __name__ == "__main__":
